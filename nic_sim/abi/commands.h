@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command channel between provider and device: what the mailbox of a NIC
+// and the kernel's uverbs commands are on real hardware.
+//
+// Transport: SOCK_SEQPACKET unix socket, one message per command and one per
+// reply, descriptors by SCM_RIGHTS. A connection starts with Hello. A device
+// connection is one ibv_context; when it closes, or its process dies, all its
+// objects are freed. Commands of one connection are answered in order.
+//
+// Every request starts with CommandHeader and every reply with ReplyHeader; a
+// request of the wrong size is answered with EINVAL. Handles are checked by the
+// device against the connection's own objects (EINVAL if unknown).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nic_sim/abi/shared_memory.h"
+#include "nic_sim/abi/work_queue.h"
+
+namespace verbena::abi {
+
+inline constexpr uint32_t kMagic = 0x4e425256;  // "VRBN"
+inline constexpr uint16_t kVersionMin = 1;
+inline constexpr uint16_t kVersionMax = 1;
+inline constexpr uint32_t kMaxMessageBytes = 4096;  // of a device connection
+inline constexpr uint32_t kMaxControlRequestBytes = 65536;
+inline constexpr uint32_t kControlChunkBytes = 32768;
+
+// Kinds of connection on the daemon's one socket.
+enum ClientKind : uint32_t {
+  kClientDevice = 1,
+  // JSON requests, one per message. A reply is one or more messages, each with
+  // a first byte 'M' (more follows) or 'L' (last), then a piece of JSON text.
+  kClientControl = 2,
+};
+
+// Structure sizes that both sides must agree on, in this order.
+struct AbiSizes {
+  uint16_t context_page_kib;
+  uint16_t qp_record;
+  uint16_t cq_record;
+  uint16_t wake_page;
+  uint16_t send_wqe;
+  uint16_t recv_wqe;
+  uint16_t cqe;
+  uint16_t reserved;
+
+  bool operator==(const AbiSizes&) const = default;
+};
+inline constexpr AbiSizes kAbiSizes = {
+    sizeof(ContextPage) / 1024,
+    sizeof(QpRecord),
+    sizeof(CqRecord),
+    sizeof(WakePage),
+    sizeof(SendWqe),
+    sizeof(RecvWqe),
+    sizeof(Cqe),
+    0};
+
+// First message of a client. Control clients send only the first 8 bytes.
+// Device clients attach at most one descriptor: /proc/self/mem, read-write.
+struct Hello {
+  uint32_t magic;
+  uint32_t kind;  // ClientKind
+  uint16_t version_min;
+  uint16_t version_max;
+  uint32_t device_index;  // N of verbenaN
+  AbiSizes sizes;
+  // A private page of the application at a random address, not inherited by
+  // fork, that starts with guard_magic. Every remote copy touches it first.
+  uint64_t guard_address;
+  uint64_t guard_magic;
+  char comm[16];  // process name for `verbena list`; need not be terminated
+};
+static_assert(sizeof(Hello) == 64);
+
+// Attributes of the device; see ibv_query_device(3) for the meanings.
+struct DeviceAttributes {
+  uint64_t node_guid;  // as in memory: network byte order
+  uint64_t sys_image_guid;
+  uint64_t max_mr_size;
+  uint64_t page_size_cap;
+  uint64_t max_msg_size;
+  uint64_t device_cap_flags;
+  uint32_t vendor_id;
+  uint32_t vendor_part_id;
+  uint32_t hw_ver;
+  uint32_t max_qp;
+  uint32_t max_qp_wr;
+  uint32_t max_sge;
+  uint32_t max_sge_rd;
+  uint32_t max_inline;
+  uint32_t max_cq;
+  uint32_t max_cqe;
+  uint32_t max_mr;
+  uint32_t max_pd;
+  uint32_t max_ah;
+  uint32_t max_srq;
+  uint32_t max_srq_wr;
+  uint32_t max_srq_sge;
+  uint32_t max_mw;
+  uint32_t max_mcast_grp;
+  uint32_t max_mcast_qp_attach;
+  uint32_t max_total_mcast_qp_attach;
+  uint32_t max_qp_rd_atom;
+  uint32_t max_res_rd_atom;
+  uint32_t max_qp_init_rd_atom;
+  uint32_t atomic_cap;  // enum ibv_atomic_cap
+  uint32_t max_pkeys;
+  uint32_t local_ca_ack_delay;
+  uint32_t phys_port_count;
+  uint32_t num_comp_vectors;
+  char fw_version[32];
+};
+static_assert(sizeof(DeviceAttributes) == 192);
+
+// Reply to Hello. `error` 0: descriptors are, in this order: context memfd,
+// wake page memfd, status page memfd (read-only), read end of the async event
+// pipe (16-byte records as ib_uverbs_async_event_desc). Errors: EPROTO (version
+// or sizes differ, both sides' values are in here), ENODEV (no such device),
+// EPERM (the device may not read the application's memory), ENOMEM, EBUSY.
+struct HelloReply {
+  uint32_t magic;
+  int32_t error;
+  uint16_t version;  // chosen
+  uint16_t version_min;
+  uint16_t version_max;
+  uint16_t reserved0;
+  AbiSizes sizes;
+  uint64_t cookie;  // names this context for ibv_import_device
+  uint32_t reserved1[2];
+  DeviceAttributes attributes;
+};
+static_assert(sizeof(HelloReply) == 48 + sizeof(DeviceAttributes));
+
+enum CommandOp : uint16_t {
+  kCmdAllocPd = 1,
+  kCmdDeallocPd,
+  kCmdRegMr,
+  kCmdDeregMr,
+  kCmdCreateCq,
+  kCmdDestroyCq,
+  kCmdCreateQp,
+  kCmdModifyQp,
+  kCmdQueryQp,
+  kCmdDestroyQp,
+  kCmdCreateAh,
+  kCmdDestroyAh,
+  kCmdQueryPort,
+};
+
+struct CommandHeader {
+  uint16_t op;
+  uint16_t size;  // of the whole request
+  uint32_t sequence;
+};
+static_assert(sizeof(CommandHeader) == 8);
+
+struct ReplyHeader {
+  uint32_t sequence;
+  int32_t error;  // 0 or a positive errno
+};
+static_assert(sizeof(ReplyHeader) == 8);
+
+// Requests and replies that carry one handle, or nothing.
+struct HandleRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t reserved;
+};
+struct HandleReply {
+  ReplyHeader header;
+  uint32_t handle;
+  uint32_t reserved;
+};
+
+struct RegMrRequest {
+  CommandHeader header;
+  uint32_t pd;
+  uint32_t access;  // enum ibv_access_flags
+  uint64_t address;
+  uint64_t length;
+  uint64_t iova;  // address that peers and SGEs use; 0 with ZERO_BASED
+};
+struct RegMrReply {
+  ReplyHeader header;
+  uint32_t handle;
+  uint32_t lkey;
+  uint32_t rkey;
+  uint32_t reserved;
+};
+
+// Where a ring lies. If the segment is new to this context, its memfd comes
+// with the reply (descriptors in the order of the rings in the reply, one per
+// new segment); the client maps it whole and may then close it.
+struct RingLocation {
+  uint32_t segment;
+  uint32_t new_segment;  // 1: a descriptor comes with this reply
+  uint64_t segment_bytes;
+  uint64_t offset;  // 64-byte aligned
+  uint32_t slots;   // power of two; 0: no such ring
+  uint32_t stride;  // bytes
+};
+static_assert(sizeof(RingLocation) == 32);
+
+// Descriptor: the write end of the completion channel's pipe, if has_channel.
+struct CreateCqRequest {
+  CommandHeader header;
+  uint32_t cqe;  // wanted entries, >= 1
+  uint32_t comp_vector;
+  uint64_t user_handle;  // echoed in completion and async events
+  uint32_t has_channel;
+  uint32_t reserved;
+};
+struct CreateCqReply {
+  ReplyHeader header;
+  uint32_t handle;  // = CQ slot
+  uint32_t cqe;     // usable entries
+  RingLocation ring;
+};
+
+// Events that were written for the destroyed object: the provider waits until
+// the application has acknowledged as many (ibv_destroy_cq(3)).
+struct DestroyReply {
+  ReplyHeader header;
+  uint32_t comp_events;
+  uint32_t async_events;
+};
+
+struct QpCaps {
+  uint32_t max_send_wr;
+  uint32_t max_recv_wr;
+  uint32_t max_send_sge;
+  uint32_t max_recv_sge;
+  uint32_t max_inline;
+};
+
+struct CreateQpRequest {
+  CommandHeader header;
+  uint32_t pd;
+  uint32_t send_cq;
+  uint32_t recv_cq;
+  uint32_t type;  // enum ibv_qp_type
+  uint32_t sq_sig_all;
+  QpCaps caps;
+  uint64_t user_handle;
+};
+struct CreateQpReply {
+  ReplyHeader header;
+  uint32_t handle;  // = QP slot
+  uint32_t qpn;
+  uint32_t generation;
+  QpCaps caps;  // actual
+  RingLocation sq;
+  RingLocation rq;
+};
+
+// ibv_ah_attr with a fixed layout.
+struct AhAttr {
+  uint8_t dgid[16];
+  uint32_t flow_label;
+  uint16_t dlid;
+  uint8_t sgid_index;
+  uint8_t hop_limit;
+  uint8_t traffic_class;
+  uint8_t sl;
+  uint8_t src_path_bits;
+  uint8_t static_rate;
+  uint8_t is_global;
+  uint8_t port_num;
+  uint8_t reserved[2];
+};
+static_assert(sizeof(AhAttr) == 32);
+
+// ibv_qp_attr with a fixed layout; masks and numbers are those of verbs.
+struct QpAttr {
+  uint32_t state;
+  uint32_t cur_state;
+  uint32_t path_mtu;
+  uint32_t path_mig_state;
+  uint32_t qkey;
+  uint32_t rq_psn;
+  uint32_t sq_psn;
+  uint32_t dest_qpn;
+  uint32_t access_flags;
+  uint32_t rate_limit;
+  uint16_t pkey_index;
+  uint16_t alt_pkey_index;
+  uint8_t en_sqd_async_notify;
+  uint8_t sq_draining;
+  uint8_t max_rd_atomic;
+  uint8_t max_dest_rd_atomic;
+  uint8_t min_rnr_timer;
+  uint8_t port_num;
+  uint8_t timeout;
+  uint8_t retry_cnt;
+  uint8_t rnr_retry;
+  uint8_t alt_port_num;
+  uint8_t alt_timeout;
+  uint8_t reserved;
+  AhAttr ah;
+  AhAttr alt_ah;
+};
+static_assert(sizeof(QpAttr) == 56 + 64);
+
+struct ModifyQpRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t mask;  // enum ibv_qp_attr_mask, only bits below 21
+  QpAttr attr;
+};
+struct ModifyQpReply {
+  ReplyHeader header;
+  uint32_t state;
+  uint32_t generation;  // changes on RESET: older CQEs are stale, indices are 0
+};
+
+struct QueryQpReply {
+  ReplyHeader header;
+  QpAttr attr;
+  QpCaps caps;
+  uint32_t reserved;
+};
+
+struct CreateAhRequest {
+  CommandHeader header;
+  uint32_t pd;
+  uint32_t reserved;
+  AhAttr attr;
+};
+
+// HandleRequest with handle = port number (1).
+struct QueryPortReply {
+  ReplyHeader header;
+  uint64_t max_msg_size;
+  uint32_t port_cap_flags;
+  uint32_t bad_pkey_count;
+  uint32_t qkey_violation_count;
+  uint16_t gid_table_len;
+  uint16_t pkey_table_len;
+  uint16_t lid;
+  uint8_t state;  // enum ibv_port_state
+  uint8_t max_mtu;
+  uint8_t active_mtu;
+  uint8_t max_vl_num;
+  uint8_t active_width;
+  uint8_t active_speed;
+  uint8_t phys_state;
+  uint8_t link_layer;
+  uint8_t reserved[6];
+};
+static_assert(sizeof(QueryPortReply) == 48);
+
+// Record of the async event pipe; layout of ib_uverbs_async_event_desc.
+struct AsyncEventRecord {
+  uint64_t element;  // user_handle of the CQ or QP, or the port number
+  uint32_t event_type;
+  uint32_t reserved;
+};
+static_assert(sizeof(AsyncEventRecord) == 16);
+
+// What the memfd behind an opened /dev/infiniband/uverbsN holds. The preload
+// creates it at open(), the provider adds the cookie and seals it. It lets
+// stateless interposers recognise the descriptor after dup, fork, SCM_RIGHTS.
+struct CommandFdContent {
+  uint64_t magic;  // kCommandFdMagic
+  uint32_t device_index;
+  uint32_t kind;  // 0: uverbs
+  uint64_t cookie;
+  uint64_t reserved[5];
+};
+static_assert(sizeof(CommandFdContent) == 64);
+inline constexpr uint64_t kCommandFdMagic = 0x5645524245414246ull;
+
+// Device numbers that the preload reports: uverbsN is 231:(192 + N).
+inline constexpr uint32_t kUverbsMajor = 231;
+inline constexpr uint32_t kUverbsFirstMinor = 192;
+
+// The fake /sys and /dev of a daemon whose socket is DIR/NAME.sock lie below
+// DIR/NAME.tree/ (…/sys/class/infiniband, …/dev/infiniband), complete before
+// the socket accepts connections.
+inline constexpr char kTreeSuffix[] = ".tree";
+
+}  // namespace verbena::abi
