@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What leaves a QP state machine: packets, completions, async events.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/memory_port.h"
+#include "transport/psn.h"
+#include "transport/types.h"
+#include "transport/verbs_types.h"
+#include "transport/wire/opcode.h"
+
+namespace verbena::transport {
+
+inline constexpr uint32_t kMaxSge = 32;
+
+// A packet to send: header fields and where its payload comes from. The caller
+// builds the headers (destination QPN, P_Key, addresses are the QP's), fetches
+// the payload and computes pad and ICRC.
+struct TxPacket {
+  Opcode opcode;
+  Psn psn;
+  bool ack_request = false;
+  bool solicited = false;
+  // Extended headers; which are meant follows from OpcodeTraits of `opcode`.
+  uint64_t remote_address = 0;  // RETH, AtomicETH
+  uint32_t rkey = 0;            // RETH, AtomicETH
+  uint32_t dma_length = 0;      // RETH
+  uint64_t swap_or_add = 0;     // AtomicETH
+  uint64_t compare = 0;         // AtomicETH
+  uint64_t original = 0;        // AtomicAckETH
+  uint32_t imm_or_inv = 0;      // ImmDt: the 4 wire bytes; IETH: rkey value
+  uint8_t syndrome = 0;         // AETH
+  Msn msn;                      // AETH
+
+  // This packet was sent before (go-back-N); for counters and traces.
+  bool retransmission = false;
+
+  // Payload: `payload_bytes` in all, either inline_payload or segments.
+  uint32_t payload_bytes = 0;
+  uint32_t segment_count = 0;
+  MemoryAccess payload_access = MemoryAccess::kLocalRead;
+  const std::byte* inline_payload = nullptr;  // valid until the next event
+  MemorySegment segments[kMaxSge];            // not initialised beyond the count
+
+  TxPacket() {}  // NOLINT: leaves `segments` as it is, on purpose
+};
+
+// Becomes one CQE.
+struct Completion {
+  uint64_t wr_id = 0;
+  uint32_t wqe_index = 0;  // as given with the WQE
+  WcStatus status = WcStatus::kSuccess;
+  WcOpcode opcode = WcOpcode::kSend;
+  bool is_send = false;
+  bool has_imm = false;
+  bool has_inv = false;
+  bool solicited = false;
+  uint32_t imm_or_inv = 0;  // immediate: wire bytes; invalidate: rkey value
+  uint32_t byte_len = 0;
+  uint32_t vendor_err = 0;
+};
+
+// Counted events of one QP's state machines (cumulative). The names are those
+// of Linux hw_counters where one exists.
+struct TransportCounters {
+  uint64_t duplicate_request = 0;
+  uint64_t out_of_seq_request = 0;   // sequence NAKs sent or suppressed
+  uint64_t rcvd_rnr_err = 0;         // RNR NAKs received
+  uint64_t send_rnr_err = 0;         // RNR NAKs sent
+  uint64_t rcvd_seq_err = 0;         // sequence NAKs received
+  uint64_t ack_deferred = 0;         // ACKs held for a DMA ticket
+  uint64_t retry_exceeded_err = 0;
+  uint64_t retry_rnr_exceeded_err = 0;
+  uint64_t completer_retry_err = 0;  // go-back-N rounds
+  uint64_t local_ack_timeout_err = 0;
+  uint64_t send_err = 0;             // fatal NAKs received
+  uint64_t rdma_sends = 0;
+  uint64_t rdma_recvs = 0;
+  uint64_t dropped = 0;              // packets that the state machine ignored
+};
+
+}  // namespace verbena::transport
