@@ -126,6 +126,10 @@ PathResult LockPath(const std::string& folder, std::string_view name) {
   return FileInFolder(folder, name, ".lock");
 }
 
+PathResult PidPath(const std::string& folder, std::string_view name) {
+  return FileInFolder(folder, name, ".pid");
+}
+
 std::vector<std::string> SocketCandidates(std::string_view name, bool use_environment) {
   std::vector<std::string> candidates;
   const auto add = [&candidates](std::string path) {

@@ -5,7 +5,9 @@
 //
 // Run folder: $XDG_RUNTIME_DIR/verbena when $XDG_RUNTIME_DIR is an absolute path of a folder
 // owned by the effective user, else /tmp/verbena-UID; of a system-wide daemon /run/verbena.
-// In it NAME.sock (control and provider socket) and NAME.lock (flock: who may start NAME).
+// In it NAME.sock (control and provider socket), NAME.lock (flock held by `verbena up` and
+// `verbena run` while they start NAME, released when it is ready: the daemon must not lock it)
+// and NAME.pid (the daemon's own: pid as text, flock held for its life).
 // /tmp is writable by everyone, so a folder that is a link, that someone else owns or that
 // others may enter is refused, by the daemon and by clients alike.
 //
@@ -55,8 +57,9 @@ PathResult CreateRunFolder(bool system);
 
 // <folder>/NAME.sock: validates the name and that the path fits into sockaddr_un.
 PathResult SocketPath(const std::string& folder, std::string_view name);
-// <folder>/NAME.lock
+// <folder>/NAME.lock and <folder>/NAME.pid
 PathResult LockPath(const std::string& folder, std::string_view name);
+PathResult PidPath(const std::string& folder, std::string_view name);
 
 // Paths a client tries in this order: $VERBENA_SOCKET (if set and `use_environment`), own run
 // folder, /run/verbena. The name must be valid. No path twice.
