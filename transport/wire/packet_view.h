@@ -34,9 +34,8 @@
 
 namespace verbena::transport {
 
-// Why a frame is not a well-formed RoCEv2 packet. Checks happen in this order;
-// the first that fails is reported. The first four say "something else", the
-// others "a damaged or hostile packet".
+// Why a frame is not a well-formed RoCEv2 packet. The first three mean
+// "something else, not for us", the others a damaged or hostile packet.
 #define VERBENA_PARSE_ERRORS(X)                                                                    \
   X(kNotIp, "not_ip", "neither IPv4 nor IPv6")                                                     \
   X(kNotUdp, "not_udp", "IP but not UDP")                                                          \
