@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fabric: joins the ports of the simulated NICs. A packet on its way: counters
+// and capture at the sending port, fault stage (tx), switch by destination
+// address, fault stage (rx), counters and capture at the receiving port,
+// receive queue of that port. Delayed packets wait here. Loopback on one port
+// takes the same way.
+//
+// Thread: under the shard's lock. Nothing allocates after AddPort but control
+// calls (rules, capture).
+#pragma once
+
+#include <rte_mbuf.h>
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nic_sim/stats/counters.h"
+#include "transport/base/time.h"
+#include "transport/types.h"
+
+namespace verbena::nic {
+
+using PortId = uint16_t;
+class CaptureFile;  // capture.h
+
+struct PortConfig {
+  std::string device;  // "verbena0"
+  transport::MacAddress mac;
+  std::vector<transport::Gid> gids;  // index = GID index; zero GIDs are free
+};
+
+enum class CaptureStage { kBefore, kAfter };
+
+class Fabric {
+ public:
+  // strict: ICRCs are always computed and checked, also inside the daemon.
+  explicit Fabric(bool strict);
+  ~Fabric();
+
+  PortId AddPort(const PortConfig& config);
+  size_t port_count() const;
+  const PortConfig& config(PortId port) const;
+  PortCounters& counters(PortId port);
+  bool link_up(PortId port) const;  // false while a `down` rule holds
+
+  // MAC of the port that owns `gid`, for the headers; nullptr: no route.
+  const transport::MacAddress* Resolve(const transport::Gid& gid) const;
+
+  // Takes the packets over. Each has Ethernet to pad, plus 4 bytes of room for
+  // the ICRC (PacketMeta::icrc_present says if they are filled).
+  void Transmit(PortId port, std::span<rte_mbuf* const> packets,
+                transport::Time now);
+  // Takes up to out.size() received packets; the caller frees them. ICRC: must
+  // be checked by the caller unless PacketMeta::trusted.
+  size_t Receive(PortId port, std::span<rte_mbuf*> out);
+  bool has_received(PortId port) const;
+
+  // Delayed packets, ends of `down` rules.
+  transport::Time next_deadline() const;
+  void HandleTimeout(transport::Time now);
+
+  // Fault rules: 'ACTION [key=value ...]'. Add gives the id (> 0), or 0 with a
+  // sentence in *error that names the bad word.
+  uint32_t AddRule(std::string_view text, std::string* error);
+  nlohmann::json ListRules() const;
+  // Removes rule `id`, or all with 0; gives the number removed.
+  uint32_t ClearRules(uint32_t id);
+
+  // Starts writing packets of `port` (or all: kAllPorts) to `fd`, which the
+  // capture owns. Gives an id. `count` 0: no limit.
+  static constexpr PortId kAllPorts = 0xffff;
+  uint32_t StartCapture(int fd, PortId port, CaptureStage stage,
+                        uint64_t count);
+  // True when its count is reached (it has ended by itself).
+  bool CaptureDone(uint32_t id) const;
+  // Ends it. CaptureFile::Finish() then waits until all is written and gives
+  // the counts; call it without the shard's lock.
+  std::unique_ptr<CaptureFile> DetachCapture(uint32_t id);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace verbena::nic

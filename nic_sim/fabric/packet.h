@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fabric's packets are rte_mbufs (one segment each) that hold a whole
+// Ethernet frame. PacketMeta lies in the mbuf's private area and goes with it.
+#pragma once
+
+#include <rte_mbuf.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace verbena::nic {
+
+struct PacketMeta {
+  // Set by the sender; 0 for packets that came in from outside.
+  uint32_t source_qpn = 0;
+  // PSN minus the first PSN of the stream that it numbers (requests, and the
+  // responses to them): a stable coordinate for fault rules.
+  uint32_t psn_offset = 0;
+  bool retransmission = false;
+  // False: the last 4 bytes of the frame are not computed yet (EnsureIcrc).
+  bool icrc_present = false;
+  // Made by this daemon and not altered since: needs no check.
+  bool trusted = false;
+};
+inline constexpr uint16_t kPacketPrivateBytes = 64;
+static_assert(sizeof(PacketMeta) <= kPacketPrivateBytes);
+
+// Bytes of the largest frame: 14 + 4 (VLAN) + 40 + 8 + 12 + 28 + 4096 + 3 + 4.
+inline constexpr uint32_t kMaxFrameBytes = 4224;
+
+inline PacketMeta& MetaOf(rte_mbuf* packet) {
+  return *static_cast<PacketMeta*>(rte_mbuf_to_priv(packet));
+}
+inline std::byte* FrameOf(rte_mbuf* packet) {
+  return rte_pktmbuf_mtod(packet, std::byte*);
+}
+inline std::span<std::byte> FrameSpan(rte_mbuf* packet) {
+  return {FrameOf(packet), packet->data_len};
+}
+
+// Computes the ICRC if that was put off.
+void EnsureIcrc(rte_mbuf* packet);
+
+}  // namespace verbena::nic

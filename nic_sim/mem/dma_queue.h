@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DmaQueue: collects the copies of one engine pass and does them with few
+// system calls; merges neighbours; keeps the order promised to applications:
+// packets of a QP in order, the last 8 bytes of a message last, an aligned
+// 8-byte word never torn, everything placed before its commit is reported.
+//
+// Two phases per pass: placements (received payload, atomics) and fetches
+// (payload of packets to send). Placements are flushed before fetches, so that
+// a READ sees the WRITEs before it. Nothing here allocates; a full queue is
+// flushed by the call that finds it full.
+//
+// Thread: the engine, under the shard's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "nic_sim/mem/address_space.h"
+#include "nic_sim/mem/region_table.h"
+#include "transport/memory_port.h"
+
+namespace verbena::nic {
+
+// Gets the results of placements of one QP, in ticket order.
+class DmaOwner {
+ public:
+  virtual ~DmaOwner() = default;
+  // All placements of this owner up to `ticket` are visible.
+  virtual void OnPlaced(transport::Ticket ticket) = 0;
+  virtual void OnAtomic(transport::Ticket ticket, uint64_t original) = 0;
+  // This one failed; the owner's later ones of this flush are void and are not
+  // reported.
+  virtual void OnPlaceFailed(transport::Ticket ticket) = 0;
+};
+
+class DmaQueue {
+ public:
+  explicit DmaQueue(uint32_t capacity = 1024);
+  ~DmaQueue();
+
+  // `from` stays valid until FlushPlacements (or the flush by a full queue:
+  // then owner callbacks come from inside this call).
+  void Place(const Extent& to, std::span<const std::byte> from, bool last,
+             DmaOwner* owner, transport::Ticket ticket);
+  void Atomic(const Extent& at, const transport::AtomicOperation& operation,
+              DmaOwner* owner, transport::Ticket ticket);
+  bool has_placements() const;
+  void FlushPlacements();
+
+  // `to` is written by FlushFetches. `tag` names the packet; all pieces of a
+  // packet have the same tag and are added one after the other.
+  void Fetch(const Extent& from, std::byte* to, uint32_t length, uint32_t tag);
+  // Calls failed(tag) once for each tag with a piece that could not be read,
+  // in ascending order of addition.
+  template <typename Failed>
+  void FlushFetches(Failed failed) {
+    for (uint32_t tag : RunFetches()) failed(tag);
+  }
+
+  // The owner is going away (QP destroyed): its entries are dropped.
+  void Forget(DmaOwner* owner);
+
+  struct Counters {
+    uint64_t placements = 0, fetches = 0, bytes_placed = 0, bytes_fetched = 0;
+    uint64_t system_calls = 0, failures = 0, slow_copies = 0;  // > 5 ms
+  };
+  const Counters& counters() const;
+
+ private:
+  std::span<const uint32_t> RunFetches();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// The MemoryPort of one QP.
+class QpMemory final : public transport::MemoryPort {
+ public:
+  QpMemory(RegionTable& table, DmaQueue& dma, PdId pd, DmaOwner* owner)
+      : table_(table), dma_(dma), pd_(pd), owner_(owner) {}
+
+  transport::MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
+                                transport::MemoryAccess access) override;
+  transport::MemoryStatus Place(const transport::MemorySegment& to,
+                                std::span<const std::byte> bytes,
+                                transport::MemoryAccess access, bool last,
+                                transport::Ticket* ticket) override;
+  transport::MemoryStatus Atomic(uint32_t rkey, uint64_t address,
+                                 const transport::AtomicOperation& operation,
+                                 transport::Ticket* ticket) override;
+  transport::MemoryStatus Invalidate(uint32_t rkey) override;
+
+ private:
+  RegionTable& table_;
+  DmaQueue& dma_;
+  PdId pd_;
+  DmaOwner* owner_;
+  transport::Ticket next_ticket_ = 1;
+};
+
+}  // namespace verbena::nic
