@@ -39,7 +39,12 @@ struct QpRecord {
   // Written by the device (release): WQEs of the SQ that it has fetched. The
   // application uses it only to choose how to wake the engine.
   std::atomic<uint32_t> sq_fetched;
-  uint32_t reserved1[15];
+  // Written by the device: number of enum ibv_qp_state. After posting to the RQ
+  // (producer, then FullFence) the application looks here: in ERR it also rings
+  // the doorbell, so that the receive is flushed. The device stores ERR, then
+  // FullFence, then reads rq_producer.
+  std::atomic<uint32_t> state;
+  uint32_t reserved1[14];
 };
 static_assert(sizeof(QpRecord) == 128);
 
@@ -65,7 +70,8 @@ static_assert(sizeof(CqRecord) == 64);
 
 // The context memfd.
 //
-// Ringing a send doorbell for QP slot s (application side):
+// Ringing the doorbell for QP slot s (application side; always after posting
+// to the SQ, after posting to the RQ only if QpRecord::state says ERR):
 //   1. write the WQEs; QpRecord::sq_producer = new index (release)
 //   2. FullFence()
 //   3. if bit s of doorbell_bits is clear: set it (fetch_or), then set the bit
