@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sub-commands of `verbena`. Each takes its parsed options and returns the exit status:
+// 0 done, 1 it could not be done (a sentence is on stderr). `run` returns only when COMMAND was
+// not started: 125 (Verbena's fault), 126 (found, not executable), 127 (not found).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/verbena_cli/instance.h"
+
+namespace verbena::tools {
+
+inline constexpr int kExitRunFailed = 125;
+inline constexpr int kExitNotExecutable = 126;
+inline constexpr int kExitNotFound = 127;
+
+// lifecycle_commands.cc
+struct UpOptions {
+  InstanceOptions instance;
+  int nics = 0;  // 0 = not said
+  bool strict = false;
+  bool foreground = false;
+  std::string config;
+  std::string log_level;
+};
+int Up(const UpOptions& options);
+int Down(const InstanceOptions& options);
+
+struct RunOptions {
+  InstanceOptions instance;
+  int nics = 0;  // for a daemon that this command starts
+  std::vector<std::string> command;
+};
+int Run(const RunOptions& options);
+int Env(const InstanceOptions& options);
+int Version(const InstanceOptions& options, bool json);
+
+// observe_commands.cc
+int Status(const InstanceOptions& options, bool json);
+int List(const InstanceOptions& options, const std::string& what, bool json);
+int Counters(const InstanceOptions& options, const std::string& device, bool json);
+
+// capture_command.cc
+struct CaptureOptions {
+  InstanceOptions instance;
+  std::string file;  // "-" = stdout
+  std::string device;
+  std::string stage = "after";
+  double seconds = 0;  // 0 = no limit
+  uint64_t count = 0;  // 0 = no limit
+};
+int Capture(const CaptureOptions& options);
+
+// fault_commands.cc
+int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rule);
+int FaultList(const InstanceOptions& options, bool json);
+int FaultClear(const InstanceOptions& options, std::optional<int64_t> id);
+
+// doctor_command.cc
+int Doctor(const InstanceOptions& options, bool json);
+
+// decode_command.cc
+struct DecodeOptions {
+  std::string file;
+  bool json = false;
+  bool check = false;
+};
+int Decode(const DecodeOptions& options);
+
+}  // namespace verbena::tools

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ControlClient: one connection to a daemon's control interface (docs/CONTROL.md). Blocking with
+// time limits; one thread. Replies are untrusted: whatever arrives gives a Reply, never a crash.
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+namespace verbena::tools {
+
+// Keeps the daemon's order of fields.
+using Json = nlohmann::ordered_json;
+
+struct Reply {
+  enum class Kind {
+    kOk,         // `json` is an object without "error"
+    kRefused,    // the daemon answered {"error":…}: `error`
+    kTimeout,    // nothing (complete) came in time
+    kClosed,     // the daemon closed the connection
+    kBadReply,   // not what docs/CONTROL.md says: `error`
+    kCancelled,  // the cancel descriptor became readable
+  };
+  Kind kind = Kind::kClosed;
+  Json json;
+  std::string error;  // a sentence for every kind but kOk
+
+  bool ok() const { return kind == Kind::kOk; }
+};
+
+class ControlClient {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  static constexpr Milliseconds kTimeout{10'000};
+
+  ControlClient() = default;
+  ~ControlClient();
+  ControlClient(ControlClient&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ControlClient& operator=(ControlClient&& other) noexcept;
+
+  // Connects and says that this is a control connection. Refuses a daemon of another user
+  // (except root's; root itself may talk to any). Empty = connected, else a sentence.
+  std::string Connect(const std::string& path);
+
+  // One request, its complete reply. `descriptor` (or -1) travels with the request; it stays the
+  // caller's.
+  Reply Request(const Json& request, int descriptor = -1, Milliseconds timeout = kTimeout);
+
+  // The two halves of Request. timeout < 0: wait for ever. cancel_fd: -1 = none; nothing of the
+  // reply is lost by a cancel before its first piece.
+  Reply Send(const Json& request, int descriptor = -1, Milliseconds timeout = kTimeout);
+  Reply Receive(Milliseconds timeout, int cancel_fd = -1);
+
+  // True when the daemon closed the connection within the time.
+  bool WaitClosed(Milliseconds timeout);
+
+  bool connected() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
+
+ private:
+  void Close();
+
+  int fd_ = -1;
+};
+
+// Does somebody accept connections at this path? (No word is exchanged.)
+bool SomebodyListens(const std::string& path);
+
+// Fields of a reply, of whatever type they really are.
+std::string TextField(const Json& object, const char* key, const std::string& fallback = "");
+int64_t IntegerField(const Json& object, const char* key, int64_t fallback = 0);
+// The array or object of that name, or an empty one.
+const Json& ArrayField(const Json& object, const char* key);
+const Json& ObjectField(const Json& object, const char* key);
+// One line of text for any scalar; arrays and objects as JSON. Control characters, which a
+// process name may contain, are shown as \xNN.
+std::string Printable(const Json& value);
+std::string Printable(const std::string& text);
+// Never throws: bytes that are no UTF-8 are replaced.
+std::string Dump(const Json& value, int indent = -1);
+
+}  // namespace verbena::tools

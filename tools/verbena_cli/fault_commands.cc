@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fault add, list, clear. The daemon knows the grammar of rules and names what is wrong in one.
+#include <fmt/format.h>
+
+#include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/text_output.h"
+
+namespace verbena::tools {
+
+int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rule) {
+  const Reply reply =
+      Ask(options, {{"op", "fault_add"}, {"rule", fmt::format("{}", fmt::join(rule, " "))}});
+  if (!reply.ok()) return 1;
+  Print(stdout, "{}\n", TextField(reply.json, "id", "?"));
+  return 0;
+}
+
+int FaultList(const InstanceOptions& options, bool json) {
+  const Reply reply = Ask(options, {{"op", "fault_list"}});
+  if (!reply.ok()) return 1;
+  const Json& rules = ArrayField(reply.json, "rules");
+  if (json) {
+    Print(stdout, "{}\n", Dump(rules, 2));
+    return 0;
+  }
+  Table table;
+  table.AddRow({"ID", "HITS", "RULE"});
+  for (const Json& rule : rules) {
+    table.AddRow(
+        {TextField(rule, "id", "?"), TextField(rule, "hits", "?"), TextField(rule, "rule", "?")});
+  }
+  Print(stdout, "{}", table.Text());
+  return 0;
+}
+
+int FaultClear(const InstanceOptions& options, std::optional<int64_t> id) {
+  Json request = {{"op", "fault_clear"}};
+  if (id) request["id"] = *id;
+  const Reply reply = Ask(options, request);
+  if (!reply.ok()) return 1;
+  const int64_t removed = IntegerField(reply.json, "removed");
+  if (id && removed == 0) {
+    PrintError(fmt::format("there is no fault rule {}; see `verbena fault list`", *id));
+    return 1;
+  }
+  Print(stdout, "removed {} rule{}\n", removed, removed == 1 ? "" : "s");
+  return 0;
+}
+
+}  // namespace verbena::tools

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// verbena: starts, observes and steers a software RDMA NIC. This file is its command line; what
+// the sub-commands do is in the *_commands.cc files.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <iterator>
+
+#include "nic_sim/runtime/self_clean.h"
+#include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/text_output.h"
+
+namespace verbena::tools {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kMaxNics = 256;
+
+constexpr char kAbout[] =
+    "Verbena is a software RDMA NIC: the daemon verbenad plays the hardware, and unmodified\n"
+    "verbs programs see its devices verbena0, verbena1, ... as RoCEv2 NICs.\n"
+    "\n"
+    "  verbena up --nics 2                                start it\n"
+    "  verbena run -- ibv_devinfo                         see its devices\n"
+    "  verbena run -- ib_write_bw -d verbena0             a server, and in another terminal\n"
+    "  verbena run -- ib_write_bw -d verbena1 127.88.0.1  its client\n"
+    "  verbena counters                                   what the ports have counted\n"
+    "  verbena down                                       end it\n";
+
+constexpr char kFooter[] =
+    "Every command explains itself: verbena COMMAND --help. Commands that talk to a daemon find\n"
+    "it at $VERBENA_SOCKET, then in your run folder ($XDG_RUNTIME_DIR/verbena, or\n"
+    "/tmp/verbena-UID), then in /run/verbena. Exit status: 0 done, 1 not possible (the reason is\n"
+    "on stderr), 2 wrong usage; `run` has that of its command.";
+
+constexpr char kFaultRules[] =
+    "A rule is an ACTION and any number of key=value; all keys must match.\n"
+    "  drop         the packet is lost          duplicate  it arrives twice\n"
+    "  corrupt      a bit of it is wrong        reorder    it is overtaken, by=N packets\n"
+    "  delay        us=MICROSECONDS later       mark       with ECN congestion experienced\n"
+    "  down         the port is down\n"
+    "Which packets:\n"
+    "  dev=verbena0   dir=tx|rx   qpn=N   opcode=NAME (as tshark prints it) or a class: send,\n"
+    "  write, read, atomic, ack, any\n"
+    "  psn=N          offset from the QP's first PSN\n"
+    "  nth=N          only the N-th match        every=N    each N-th match\n"
+    "  prob=P seed=S  with probability P         count=N    at most N hits\n"
+    "Examples:\n"
+    "  verbena fault add 'drop opcode=send nth=3'         one lost packet: watch the retry\n"
+    "  verbena fault add 'drop prob=0.02 seed=7'          two per cent loss, the same each time\n"
+    "  verbena fault add 'delay dev=verbena0 dir=tx us=500'\n"
+    "  verbena fault add 'corrupt opcode=ack every=10 count=5'\n"
+    "  verbena fault list; verbena fault clear";
+
+// Everything that can be on the command line.
+struct Arguments {
+  InstanceOptions instance;
+  bool json = false;
+  UpOptions up;
+  RunOptions run;
+  std::string what;
+  std::string device;
+  CaptureOptions capture;
+  std::vector<std::string> rule;
+  int64_t rule_id = 0;
+  DecodeOptions decode;
+};
+
+CLI::App* AddCommand(CLI::App* parent, const char* name, const char* description,
+                     const char* footer) {
+  CLI::App* command = parent->add_subcommand(name, description);
+  command->footer(footer);
+  return command;
+}
+
+CLI::App* AddInstance(CLI::App* command, InstanceOptions* instance) {
+  command->add_option("--name", instance->name,
+                      "Instance: which daemon (default: $VERBENA_NAME, else \"default\")");
+  command->add_flag("--system", instance->system, "Only the system-wide daemon in /run/verbena");
+  return command;
+}
+
+CLI::App* AddJson(CLI::App* command, bool* json) {
+  command->add_flag("--json", *json, "Print JSON for programs instead of text for people");
+  return command;
+}
+
+void AddLifecycle(CLI::App* app, Arguments* a) {
+  CLI::App* up = AddInstance(
+      AddCommand(app, "up", "Start the daemon in the background",
+                 "Needs no privilege. Fails with status 1 when that instance already runs.\n"
+                 "Examples:\n"
+                 "  verbena up\n"
+                 "  verbena up --nics 4                     verbena0 ... verbena3, 127.88.0.1-4\n"
+                 "  verbena up --name lab                   a second host beside the first\n"
+                 "  sudo verbena up --system                one daemon for all users\n"
+                 "  verbena up --foreground --log-level debug"),
+      &a->instance);
+  up->add_option("--nics", a->up.nics, "Number of NICs (default 1)")
+      ->check(CLI::Range(1, kMaxNics));
+  up->add_flag("--strict", a->up.strict,
+               "Every payload really becomes packets with an ICRC, loopback included (slower)");
+  up->add_option("--config", a->up.config, "Configuration file (verbena.toml)");
+  up->add_flag("--foreground", a->up.foreground, "Stay in this terminal; Ctrl-C ends the daemon");
+  up->add_option("--log-level", a->up.log_level, "How much the daemon logs")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+
+  AddInstance(AddCommand(app, "down", "End the daemon",
+                         "Waits until it has ended (at most 10 s). Programs that still use its\n"
+                         "devices see them fail. When none runs, says so and succeeds, as\n"
+                         "`systemctl stop` does. Root ends a system-wide daemon with --system."),
+              &a->instance);
+
+  CLI::App* run = AddInstance(
+      AddCommand(app, "run", "Run a program that sees the simulated devices",
+                 "The program is executed in place of verbena: its exit status and signals are\n"
+                 "its own. When no daemon runs, one is started that ends 10 s after its last\n"
+                 "client. Exit status 125: Verbena could not start; 126: COMMAND cannot be\n"
+                 "executed; 127: COMMAND not found. COMMAND is never setuid or static: the\n"
+                 "preload cannot enter those.\n"
+                 "Examples:\n"
+                 "  verbena run -- ibv_devinfo -v\n"
+                 "  verbena run -- ibv_rc_pingpong -d verbena0 -g 1\n"
+                 "  verbena run --name lab -- ib_read_lat -d verbena0\n"
+                 "  verbena run -- bash                      a shell in which all see them"),
+      &a->instance);
+  run->add_option("--nics", a->run.nics, "Number of NICs of a daemon that this command starts")
+      ->check(CLI::Range(1, kMaxNics));
+  // For the help only: CutCommand has taken it.
+  run->add_option("COMMAND", a->run.command, "The program and its arguments, after -- or not");
+
+  AddInstance(AddCommand(app, "env", "Print export lines for a shell",
+                         "Sets IBV_DRIVERS, LD_PRELOAD (appended to what is there) and\n"
+                         "VERBENA_SOCKET. Example:\n"
+                         "  eval \"$(verbena env)\" && ibv_devices"),
+              &a->instance);
+  AddJson(
+      AddInstance(AddCommand(app, "version", "Print the versions of verbena and the daemon", ""),
+                  &a->instance),
+      &a->json);
+  AddJson(
+      AddInstance(
+          AddCommand(app, "doctor", "Say what this machine allows, and what follows from it",
+                     "Each line is ok, note (works, with a consequence) or problem. Exit status\n"
+                     "1 when there is a problem."),
+          &a->instance),
+      &a->json);
+}
+
+void AddObserving(CLI::App* app, Arguments* a) {
+  AddJson(AddInstance(AddCommand(app, "status", "Show the daemon, its NICs and addresses",
+                                 "Example:\n  verbena status --json | jq -r '.nics[0].ipv4'"),
+                      &a->instance),
+          &a->json);
+  CLI::App* list = AddJson(
+      AddInstance(AddCommand(app, "list", "List the verbs objects that programs have created",
+                             "Examples:\n"
+                             "  verbena list qp           state, PSNs and owner of each QP\n"
+                             "  verbena list mr --json"),
+                  &a->instance),
+      &a->json);
+  list->add_option("what", a->what, "context, pd, mr, cq or qp")
+      ->required()
+      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp"}));
+  CLI::App* counters = AddJson(
+      AddInstance(
+          AddCommand(app, "counters", "Show the counters of the ports",
+                     "Names and units are those of Linux: port_xmit_data and port_rcv_data\n"
+                     "count units of 4 bytes.\nExample:\n"
+                     "  verbena counters --dev verbena0 --json"),
+          &a->instance),
+      &a->json);
+  counters->add_option("--dev", a->device, "Only this device");
+}
+
+void AddCapture(CLI::App* app, Arguments* a) {
+  CLI::App* capture = AddInstance(
+      AddCommand(
+          app, "capture", "Write the packets into a pcapng file for Wireshark or tshark",
+          "Ends at Ctrl-C (or SIGTERM) or at the limit, with status 0. A packet appears once\n"
+          "for each port that it crosses.\n"
+          "Examples:\n"
+          "  verbena capture trace.pcapng --for 5\n"
+          "  verbena capture trace.pcapng --dev verbena0 --count 100\n"
+          "  verbena capture - --count 20 | tshark -r -\n"
+          "  verbena decode trace.pcapng              one line per packet"),
+      &a->instance);
+  capture->add_option("file", a->capture.file, "Output file; - is stdout")->required();
+  capture->add_option("--dev", a->capture.device, "Only this device");
+  capture
+      ->add_option("--stage", a->capture.stage,
+                   "before: as the NIC sent it; after: with the faults (default)")
+      ->check(CLI::IsMember({"before", "after"}));
+  capture->add_option("--for", a->capture.seconds, "End after this many seconds")
+      ->check(CLI::PositiveNumber);
+  capture->add_option("--count", a->capture.count, "End after this many packets")
+      ->check(CLI::PositiveNumber);
+
+  CLI::App* decode = AddJson(
+      AddCommand(app, "decode", "Print a capture, one line per packet",
+                 "Works without a daemon, on files of any origin.\n"
+                 "Examples:\n"
+                 "  verbena decode trace.pcapng\n"
+                 "  verbena decode --check trace.pcap         exit status 1 on a difference"),
+      &a->json);
+  decode->add_option("file", a->decode.file, "pcap or pcapng file")->required();
+  decode->add_flag("--check", a->decode.check,
+                   "Recompute each ICRC, rebuild each packet from its fields, print differences");
+}
+
+void AddFault(CLI::App* app, Arguments* a) {
+  CLI::App* fault = AddCommand(app, "fault", "Lose, delay, spoil packets on purpose", kFaultRules);
+  fault->require_subcommand(1);
+  CLI::App* add =
+      AddInstance(AddCommand(fault, "add", "Add a rule; prints its id", kFaultRules), &a->instance);
+  add->add_option("rule", a->rule, "'ACTION [key=value ...]'")->required();
+  AddJson(AddInstance(AddCommand(fault, "list", "List the rules and how often each hit", ""),
+                      &a->instance),
+          &a->json);
+  CLI::App* clear =
+      AddInstance(AddCommand(fault, "clear", "Remove one rule, or all", ""), &a->instance);
+  clear->add_option("id", a->rule_id, "The rule's id; none = all rules");
+}
+
+int Dispatch(const CLI::App& app, Arguments* a) {
+  const auto got = [&app](const char* name) { return app.got_subcommand(name); };
+  if (got("up")) {
+    a->up.instance = a->instance;
+    return Up(a->up);
+  }
+  if (got("run")) {
+    a->run.instance = a->instance;
+    return Run(a->run);
+  }
+  if (got("capture")) {
+    a->capture.instance = a->instance;
+    return Capture(a->capture);
+  }
+  if (got("decode")) {
+    a->decode.json = a->json;
+    return Decode(a->decode);
+  }
+  if (got("down")) return Down(a->instance);
+  if (got("env")) return Env(a->instance);
+  if (got("version")) return Version(a->instance, a->json);
+  if (got("doctor")) return Doctor(a->instance, a->json);
+  if (got("status")) return Status(a->instance, a->json);
+  if (got("list")) return List(a->instance, a->what, a->json);
+  if (got("counters")) return Counters(a->instance, a->device, a->json);
+  const CLI::App& fault = *app.get_subcommand("fault");
+  if (fault.got_subcommand("add")) return FaultAdd(a->instance, a->rule);
+  if (fault.got_subcommand("list")) return FaultList(a->instance, a->json);
+  const bool one = fault.get_subcommand("clear")->count("id") > 0;
+  return FaultClear(a->instance, one ? std::optional<int64_t>(a->rule_id) : std::nullopt);
+}
+
+// `run`: everything from the first word that is no option of ours belongs to COMMAND and is cut
+// off here, before CLI11 looks at it.
+std::vector<std::string> CutCommand(std::vector<std::string>* words) {
+  if (words->empty() || words->front() != "run") return {};
+  size_t i = 1;
+  while (i < words->size() && words->at(i).starts_with('-') && words->at(i) != "--") {
+    const bool takes_value = words->at(i) == "--name" || words->at(i) == "--nics";
+    i += takes_value ? 2 : 1;
+  }
+  i = std::min(i, words->size());
+  const auto first = words->begin() + static_cast<ptrdiff_t>(i);
+  std::vector<std::string> command(first, words->end());
+  words->erase(first, words->end());
+  if (!command.empty() && command.front() == "--") command.erase(command.begin());
+  return command;
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(kAbout, "verbena");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  AddLifecycle(&app, &arguments);
+  AddObserving(&app, &arguments);
+  AddCapture(&app, &arguments);
+  AddFault(&app, &arguments);
+
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  if (words.empty()) words.emplace_back("--help");
+  if (words.front() == "--version") words.front() = "version";
+  const bool is_run = words.front() == "run";
+  arguments.run.command = CutCommand(&words);
+  std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+  try {
+    app.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    if (status == 0) return 0;  // --help
+    return is_run ? kExitRunFailed : kUsageError;
+  }
+  return Dispatch(app, &arguments);
+}
+
+}  // namespace
+}  // namespace verbena::tools
+
+int main(int argc, char** argv) {
+  verbena::nic::CleanSelf(argv);
+  int status = 1;
+  try {
+    status = verbena::tools::Main(argc, argv);
+  } catch (const std::exception& error) {
+    verbena::tools::PrintError(error.what());
+  }
+  // A full disk or a closed pipe must not look like success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    verbena::tools::PrintError("cannot write the output");
+    return status == 0 ? 1 : status;
+  }
+  return status;
+}

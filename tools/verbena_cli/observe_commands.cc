@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// status, list, counters: what the daemon says, as JSON or as a table.
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <vector>
+
+#include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/text_output.h"
+
+namespace verbena::tools {
+namespace {
+
+void PrintJson(const Json& json) { Print(stdout, "{}\n", Dump(json, 2)); }
+
+std::string Plural(const std::string& number, const char* noun) {
+  return number + " " + noun + (number == "1" ? "" : "s");
+}
+
+// The columns that people look for first; others follow in the daemon's order.
+std::vector<std::string> FirstColumns(const std::string& what) {
+  if (what == "qp") {
+    return {"qpn", "type", "state", "dest_qpn", "sq_psn", "rq_psn", "device", "pid", "comm"};
+  }
+  return {"device", "pid", "comm"};
+}
+
+std::vector<std::string> Columns(const std::string& what, const Json& items) {
+  std::vector<std::string> columns = FirstColumns(what);
+  const size_t fixed = columns.size();
+  for (const Json& item : items) {
+    if (!item.is_object()) continue;
+    for (const auto& field : item.items()) {
+      if (field.value().is_structured()) continue;  // --json shows those
+      if (std::find(columns.begin(), columns.end(), field.key()) == columns.end()) {
+        columns.push_back(field.key());
+      }
+    }
+  }
+  // Handles and sizes of pd, mr, cq and context before who owns them.
+  if (what != "qp")
+    std::rotate(columns.begin(), columns.begin() + static_cast<long>(fixed), columns.end());
+  return columns;
+}
+
+void PrintCounters(const char* title, const Json& counters, bool only_set) {
+  size_t width = 0;
+  for (const auto& counter : counters.items()) width = std::max(width, counter.key().size());
+  bool titled = false;
+  for (const auto& counter : counters.items()) {
+    const std::string value = Printable(counter.value());
+    if (only_set && value == "0") continue;
+    if (!titled) Print(stdout, "  {}\n", title);
+    titled = true;
+    Print(stdout, "    {:<{}}  {:>14}\n", Printable(counter.key()), width, value);
+  }
+}
+
+}  // namespace
+
+int Status(const InstanceOptions& options, bool json) {
+  const Reply reply = Ask(options, {{"op", "status"}});
+  if (!reply.ok()) return 1;
+  const Json& status = reply.json;
+  if (json) {
+    PrintJson(status);
+    return 0;
+  }
+  Print(stdout, "instance {}, pid {}, {}, {}, {}\n", TextField(status, "name", "?"),
+        TextField(status, "pid", "?"), TextField(status, "mode", "unknown mode"),
+        Plural(TextField(status, "threads", "?"), "thread"),
+        Plural(TextField(status, "clients", "?"), "client"));
+  Print(stdout, "socket   {}\n\n", TextField(status, "socket", "?"));
+  Table table;
+  table.AddRow({"DEVICE", "HOST", "STATE", "MAC", "IPV4", "GID INDEX"});
+  for (const Json& nic : ArrayField(status, "nics")) {
+    const Json& gids = ArrayField(nic, "gids");
+    const auto gid = [&gids](size_t i) {
+      return i < gids.size() ? Printable(gids[i]) : std::string("-");
+    };
+    table.AddRow({TextField(nic, "device", "?"), TextField(nic, "host", "?"),
+                  TextField(nic, "state", "?"), TextField(nic, "mac", "?"),
+                  TextField(nic, "ipv4", "-"), "0  " + gid(0)});
+    table.AddRow({"", "", "", "", "", "1  " + gid(1)});
+  }
+  Print(stdout, "{}", table.Text());
+  return 0;
+}
+
+int List(const InstanceOptions& options, const std::string& what, bool json) {
+  const Reply reply = Ask(options, {{"op", "list"}, {"what", what}});
+  if (!reply.ok()) return 1;
+  const Json& items = ArrayField(reply.json, "items");
+  if (json) {
+    PrintJson(items);
+    return 0;
+  }
+  const std::vector<std::string> columns = Columns(what, items);
+  std::vector<std::string> heading;
+  for (const std::string& column : columns) {
+    std::string upper = Printable(column);
+    std::transform(upper.begin(), upper.end(), upper.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    heading.push_back(upper);
+  }
+  Table table;
+  table.AddRow(heading);
+  for (const Json& item : items) {
+    std::vector<std::string> row;
+    for (const std::string& column : columns) row.push_back(TextField(item, column.c_str(), "-"));
+    table.AddRow(row);
+  }
+  Print(stdout, "{}", table.Text());
+  return 0;
+}
+
+int Counters(const InstanceOptions& options, const std::string& device, bool json) {
+  Json request = {{"op", "counters"}};
+  if (!device.empty()) request["dev"] = device;
+  const Reply reply = Ask(options, request);
+  if (!reply.ok()) return 1;
+  if (json) {
+    PrintJson(reply.json);
+    return 0;
+  }
+  for (const auto& entry : ObjectField(reply.json, "devices").items()) {
+    Print(stdout, "{}\n", Printable(entry.key()));
+    PrintCounters("port counters (port_*_data in units of 4 bytes)",
+                  ObjectField(entry.value(), "counters"), /*only_set=*/false);
+    PrintCounters("hw_counters", ObjectField(entry.value(), "hw_counters"), /*only_set=*/false);
+    PrintCounters("drops (those that happened)", ObjectField(entry.value(), "drops"),
+                  /*only_set=*/true);
+  }
+  return 0;
+}
+
+}  // namespace verbena::tools
