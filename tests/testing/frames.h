@@ -72,8 +72,8 @@ inline ByteVector BuildFrame(const transport::PacketAddress& address,
   const transport::PacketTemplate path(address);
   const size_t header_bytes = path.WriteHeaders(headers, payload.size(), frame.data());
   if (!payload.empty()) std::memcpy(frame.data() + header_bytes, payload.data(), payload.size());
-  frame.resize(
-      FinishFrame(frame.data(), path.l3_offset(), path.is_ipv6(), header_bytes, payload.size()));
+  frame.resize(transport::FinishFrame(frame.data(), path.l3_offset(), path.is_ipv6(), header_bytes,
+                                      payload.size()));
   return frame;
 }
 
