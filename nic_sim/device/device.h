@@ -19,36 +19,13 @@
 #include <vector>
 
 #include "nic_sim/abi/commands.h"
+#include "nic_sim/device/context.h"
 #include "nic_sim/fabric/fabric.h"
 
 namespace verbena::nic {
 
-class Context;
 class Engine;
 class Nic;
-
-// The shard's lock. Engine threads hold it during a pass and let waiting
-// control calls go first.
-class ShardLock {
- public:
-  void lock() {
-    waiters_.fetch_add(1);
-    mutex_.lock();
-    waiters_.fetch_sub(1);
-  }
-  void unlock() { mutex_.unlock(); }
-  // For engine threads: fails at once if held or if a control call waits.
-  bool TryLockForEngine() {
-    return waiters_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock();
-  }
-  bool control_waits() const {
-    return waiters_.load(std::memory_order_relaxed) != 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::atomic<uint32_t> waiters_{0};
-};
 
 struct DeviceOptions {
   std::string instance = "default";
@@ -60,27 +37,10 @@ struct DeviceOptions {
   bool pci = false;
   // 0: choose by the CPUs that this process may use.
   uint32_t engine_threads = 0;
+  // Addresses of NIC n, its GIDs from index 1 on (index 0 is link-local), at
+  // most 15. None: 127.88.HOST.(n+1).
+  std::vector<std::vector<transport::Gid>> addresses;
   enum class Mode { kAuto, kThreadPerCpu, kSpinning } mode = Mode::kAuto;
-};
-
-// A process that opens a device, as the control server knows it.
-struct ClientIdentity {
-  pid_t pid = 0;
-  uid_t uid = 0;
-  std::string comm;
-  int mem_fd = -1;           // /proc/self/mem of the client or -1; taken over
-  int async_write_fd = -1;   // write end of its event pipe; taken over
-};
-
-// What the JSON listings show of a NIC.
-struct NicInfo {
-  std::string device;  // "verbena0"
-  uint32_t host = 0;
-  std::string mac;   // "02:…"
-  std::string ipv4;  // dotted
-  std::vector<transport::Gid> gids;  // gid_tbl_len entries
-  bool active = true;
-  uint64_t node_guid = 0;  // host order
 };
 
 class Device {
@@ -127,38 +87,6 @@ class Device {
  private:
   Device();
   std::unique_ptr<Engine> engine_;
-};
-
-// Descriptors of new ring segments, to go with the reply; owned by the caller.
-using SegmentFds = std::vector<int>;
-
-// Commands. Replies' headers are filled by the caller.
-class Context {
- public:
-  virtual ~Context() = default;
-
-  virtual pid_t pid() const = 0;
-  virtual uint64_t cookie() const = 0;
-
-  virtual int AllocPd(uint32_t* handle) = 0;
-  virtual int DeallocPd(uint32_t handle) = 0;
-  virtual int RegMr(const abi::RegMrRequest& request,
-                    abi::RegMrReply* reply) = 0;
-  virtual int DeregMr(uint32_t handle) = 0;
-  // `channel_fd`: write end of the completion channel or -1; taken over.
-  virtual int CreateCq(const abi::CreateCqRequest& request, int channel_fd,
-                       abi::CreateCqReply* reply, SegmentFds* fds) = 0;
-  virtual int DestroyCq(uint32_t handle, abi::DestroyReply* reply) = 0;
-  virtual int CreateQp(const abi::CreateQpRequest& request,
-                       abi::CreateQpReply* reply, SegmentFds* fds) = 0;
-  virtual int ModifyQp(const abi::ModifyQpRequest& request,
-                       abi::ModifyQpReply* reply) = 0;
-  virtual int QueryQp(uint32_t handle, abi::QueryQpReply* reply) = 0;
-  virtual int DestroyQp(uint32_t handle, abi::DestroyReply* reply) = 0;
-  virtual int CreateAh(const abi::CreateAhRequest& request,
-                       uint32_t* handle) = 0;
-  virtual int DestroyAh(uint32_t handle) = 0;
-  virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;
 };
 
 }  // namespace verbena::nic

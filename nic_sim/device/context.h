@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the control server handles of the device, without the packet path: an
+// opened device (Context) with its commands, and facts about clients and NICs.
+//
+// Control calls are made by the control thread while it holds the shard's lock.
+// Errors are positive errno values, 0 is success; what each means is in the man
+// page of the verb.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "nic_sim/abi/commands.h"
+#include "transport/types.h"
+
+namespace verbena::nic {
+
+// The shard's lock. Engine threads hold it during a pass and let waiting
+// control calls go first.
+class ShardLock {
+ public:
+  void lock() {
+    waiters_.fetch_add(1);
+    mutex_.lock();
+    waiters_.fetch_sub(1);
+  }
+  void unlock() { mutex_.unlock(); }
+  // For engine threads: fails at once if held or if a control call waits.
+  bool TryLockForEngine() {
+    return waiters_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock();
+  }
+  bool control_waits() const {
+    return waiters_.load(std::memory_order_relaxed) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<uint32_t> waiters_{0};
+};
+
+// A process that opens a device, as the control server knows it.
+struct ClientIdentity {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  std::string comm;
+  int mem_fd = -1;           // /proc/self/mem of the client or -1; taken over
+  int async_write_fd = -1;   // write end of its event pipe; taken over
+};
+
+// What the JSON listings show of a NIC.
+struct NicInfo {
+  std::string device;  // "verbena0"
+  uint32_t host = 0;
+  std::string mac;   // "02:…"
+  std::string ipv4;  // dotted
+  std::vector<transport::Gid> gids;  // gid_tbl_len entries
+  bool active = true;
+  uint64_t node_guid = 0;  // host order
+};
+
+// Descriptors of new ring segments, to go with the reply; owned by the caller.
+using SegmentFds = std::vector<int>;
+
+// Commands. Replies' headers are filled by the caller.
+class Context {
+ public:
+  virtual ~Context() = default;
+
+  virtual pid_t pid() const = 0;
+  virtual uint64_t cookie() const = 0;
+
+  virtual int AllocPd(uint32_t* handle) = 0;
+  virtual int DeallocPd(uint32_t handle) = 0;
+  virtual int RegMr(const abi::RegMrRequest& request,
+                    abi::RegMrReply* reply) = 0;
+  virtual int DeregMr(uint32_t handle) = 0;
+  // `channel_fd`: write end of the completion channel or -1; taken over.
+  virtual int CreateCq(const abi::CreateCqRequest& request, int channel_fd,
+                       abi::CreateCqReply* reply, SegmentFds* fds) = 0;
+  virtual int DestroyCq(uint32_t handle, abi::DestroyReply* reply) = 0;
+  virtual int CreateQp(const abi::CreateQpRequest& request,
+                       abi::CreateQpReply* reply, SegmentFds* fds) = 0;
+  virtual int ModifyQp(const abi::ModifyQpRequest& request,
+                       abi::ModifyQpReply* reply) = 0;
+  virtual int QueryQp(uint32_t handle, abi::QueryQpReply* reply) = 0;
+  virtual int DestroyQp(uint32_t handle, abi::DestroyReply* reply) = 0;
+  virtual int CreateAh(const abi::CreateAhRequest& request,
+                       uint32_t* handle) = 0;
+  virtual int DestroyAh(uint32_t handle) = 0;
+  virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;
+};
+
+}  // namespace verbena::nic
