@@ -6,18 +6,26 @@
 //
 // Placement is asynchronous: effects (ACK, completion, response) wait in order
 // for the DMA ticket they depend on.
+//
+// Files: responder_checks.h (the checks, in order), responder.cc (execution),
+// response_queue.h (what is to be sent), replay_queue.h (results of atomics).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "transport/base/time.h"
 #include "transport/memory_port.h"
 #include "transport/psn.h"
+#include "transport/rc/placement_log.h"
+#include "transport/rc/replay_queue.h"
+#include "transport/rc/responder_checks.h"
+#include "transport/rc/response_queue.h"
+#include "transport/rc/ring.h"
 #include "transport/transport_event.h"
 #include "transport/types.h"
+#include "transport/wire/aeth.h"
 #include "transport/wire/packet_view.h"
 
 namespace verbena::transport {
@@ -26,7 +34,8 @@ namespace verbena::transport {
 struct RecvRequest {
   uint64_t wr_id = 0;
   uint32_t wqe_index = 0;
-  // The WQE itself is unusable (too many SGEs): local operation error.
+  // The WQE itself is unusable (too many SGEs): LOC_PROT_ERR when its turn
+  // comes.
   bool malformed = false;
   uint32_t sge_count = 0;
   MemorySegment sges[kMaxSge];
@@ -46,8 +55,8 @@ struct RcResponderConfig {
   Pmtu pmtu = Pmtu::k1024;
   Psn expected_psn;
   uint8_t max_dest_rd_atomic = 1;
-  uint8_t min_rnr_timer = 12;     // RNR timer code 0-31
-  uint32_t access_flags = 0;      // AccessFlag bits: remote write/read/atomic
+  uint8_t min_rnr_timer = 12;  // RNR timer code 0-31
+  uint32_t access_flags = 0;   // AccessFlag bits: remote write/read/atomic
 };
 
 class RcResponder {
@@ -59,16 +68,30 @@ class RcResponder {
 
   // INIT→RTR. Forgets everything earlier.
   void Start(const RcResponderConfig& config);
-  // Changes what modify_qp may change later (rights, RNR timer, ...).
+  // Changes what modify_qp may change later: max_dest_rd_atomic, min_rnr_timer,
+  // access_flags (the rest of `config` is not looked at).
   void Reconfigure(const RcResponderConfig& config);
   void Reset();
 
   // A request packet of this QP, ICRC, P_Key and source already checked.
   void HandleRequest(const PacketView& packet, Time now);
+  // A packet of this QP whose opcode is reserved (ParseError::kReservedOpcode);
+  // NAKed as an invalid request when its PSN is the expected one. Optional:
+  // Linux rxe is silent.
+  void HandleReservedOpcode(Psn psn, Time now);
+  // Placements up to `ticket` are visible. Still to be called after Flush:
+  // receives whose placement is pending complete only when it is over.
   void HandleCommitted(Ticket ticket, Time now);
+  // The atomic behind `ticket` found `original`; commits `ticket` too.
   void HandleAtomicCommitted(Ticket ticket, uint64_t original, Time now);
+  // The placement `ticket` failed; all before it are committed, later ones of
+  // this port are void. Ignored if neither it nor a later one is the
+  // responder's.
   void HandlePlacementFailed(Ticket ticket, MemoryStatus why, Time now);
-  // Payload of the READ response with `psn` could not be fetched.
+  // Payload of the READ response with `psn` could not be fetched. kFault is a
+  // local fault while executing (NAK remote operational error); anything else
+  // means that the key or range has ceased to be valid since the request was
+  // checked (NAK remote access error).
   void HandleFetchFailed(Psn psn, MemoryStatus why, Time now);
 
   // QP to error: the receive in progress and then all posted ones complete as
@@ -79,20 +102,104 @@ class RcResponder {
   // ACKs are coalesced: one for all that is committed since the last call.
   bool PollTransmit(Time now, TxPacket* packet);
   bool PollCompletion(Completion* completion);
-  // Async event (kCommEst, kQpReqErr, kQpAccessErr), or false.
+  // Async event (kQpReqErr, kQpAccessErr, kCommEst), or false. kCommEst comes
+  // once, with the first packet after Start; it is meant for a QP in RTR.
   bool PollEvent(AsyncEventType* event);
 
-  // True once a violation ended the connection: the owner moves the QP to error
-  // and calls Flush() after the NAK went out through PollTransmit.
-  bool failed() const;
+  // True once a violation ended the connection and everything due before that,
+  // and the NAK, went out through PollTransmit: the owner moves the QP to error
+  // and calls Flush().
+  bool failed() const { return failing_ && responses_.empty(); }
 
-  Psn expected_psn() const;
-  Msn msn() const;
-  const TransportCounters& counters() const;
+  Psn expected_psn() const { return expected_psn_; }
+  Msn msn() const { return msn_; }
+  const TransportCounters& counters() const { return counters_; }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct RecvCompletion {
+    uint64_t wr_id;
+    Ticket ticket;  // waits for this
+    uint32_t wqe_index;
+    uint32_t imm_or_inv;
+    uint32_t byte_len;
+    Psn first_psn;  // of the message
+    WcStatus status;
+    WcOpcode opcode;
+    bool has_imm;
+    bool has_inv;
+    bool solicited;
+  };
+
+  bool IsQueueFull() const {
+    return responses_.full() || completions_.full() || placements_.full();
+  }
+
+  // Checks that involve the receive queue.
+  Verdict Check(const PacketView& packet);
+  Verdict CheckReceive(const PacketView& packet);
+
+  Verdict Execute(const PacketView& packet);
+  Verdict ExecuteSend(const PacketView& packet);
+  Verdict ExecuteWrite(const PacketView& packet);
+  Verdict ExecuteRead(const PacketView& packet);
+  Verdict ExecuteAtomic(const PacketView& packet);
+  MemoryStatus PlaceIntoReceive(std::span<const std::byte> payload, bool last);
+  void NotePlacement(Psn psn, Ticket ticket);
+  void EndMessage(const PacketView& packet, WcOpcode opcode);
+
+  void HandleGap();
+  void HandleDuplicate(const PacketView& packet);
+  void ReplayRead(const PacketView& packet);
+  void ReplayAtomic(const PacketView& packet);
+
+  // What a verdict other than kNext leads to.
+  void Reject(Verdict verdict, Psn psn);
+  void EndConnection(Psn psn, NakCode code);
+  void FailReceive(WcStatus status);
+  void FailUncommittedReceives(Ticket ticket, Psn psn, bool* is_receive_fault);
+  void AddNak(Response::Kind kind, Psn psn, uint8_t syndrome);
+  void AddAck();
+
+  bool IsReady(uint32_t position);
+  bool EmitRead(Response& response, TxPacket* packet);
+  void EmitAeth(Opcode opcode, Psn psn, uint8_t syndrome, Msn msn, TxPacket* packet);
+  void FlushReceive(Completion* completion);
+
+  MemoryPort& memory_;
+  ReceiveQueuePort& receive_queue_;
+
+  bool running_ = false;
+  bool failing_ = false;
+  bool flushing_ = false;
+  bool established_ = false;   // a packet came since Start
+  bool nak_pending_ = false;   // a transient NAK was sent for expected_psn_
+  bool tickets_void_ = false;  // a placement failed
+  uint8_t min_rnr_timer_ = 0;
+  uint8_t events_ = 0;  // bit mask, see PollEvent
+  uint32_t mtu_ = 1024;
+  uint32_t access_flags_ = 0;
+  uint32_t max_dest_rd_atomic_ = 0;
+
+  Psn expected_psn_;
+  Msn msn_;
+  Ticket committed_ = 0;
+  Ticket last_ticket_ = 0;  // of the newest placement
+
+  MessageState message_;
+  Psn message_psn_;  // of its first packet
+
+  // The receive that is being filled.
+  bool has_receive_ = false;
+  uint32_t rx_sge_ = 0;
+  uint32_t rx_sge_used_ = 0;
+  uint64_t receive_bytes_ = 0;
+  RecvRequest receive_;
+
+  ResponseQueue responses_;
+  PlacementLog placements_;
+  Ring<RecvCompletion, 512> completions_;
+  ReplayQueue replay_queue_;
+  TransportCounters counters_;
 };
 
 }  // namespace verbena::transport

@@ -1,0 +1,656 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/rc/responder.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace verbena::transport {
+
+namespace {
+
+constexpr uint8_t kEventReqErr = 1 << 0;
+constexpr uint8_t kEventAccessErr = 1 << 1;
+constexpr uint8_t kEventCommEst = 1 << 2;
+
+// A READ takes as many PSNs as its response has packets, at least one.
+constexpr uint32_t ReadPackets(uint32_t bytes, uint32_t mtu) {
+  return bytes == 0 ? 1 : (bytes - 1) / mtu + 1;
+}
+
+constexpr uint32_t ToWire(uint32_t host) {
+  return std::endian::native == std::endian::little ? __builtin_bswap32(host) : host;
+}
+
+}  // namespace
+
+RcResponder::RcResponder(MemoryPort& memory, ReceiveQueuePort& receive_queue)
+    : memory_(memory), receive_queue_(receive_queue) {}
+
+RcResponder::~RcResponder() = default;
+
+void RcResponder::Reset() {
+  running_ = failing_ = flushing_ = established_ = nak_pending_ = tickets_void_ = false;
+  events_ = 0;
+  msn_ = Msn();
+  committed_ = last_ticket_ = 0;
+  message_ = MessageState();
+  has_receive_ = false;
+  responses_.clear();
+  placements_.clear();
+  completions_.clear();
+}
+
+void RcResponder::Start(const RcResponderConfig& config) {
+  Reset();
+  assert(IsValid(config.pmtu));
+  mtu_ = PmtuBytes(config.pmtu);
+  expected_psn_ = config.expected_psn;
+  replay_queue_.Reset(config.max_dest_rd_atomic);
+  Reconfigure(config);
+  running_ = true;
+}
+
+void RcResponder::Reconfigure(const RcResponderConfig& config) {
+  min_rnr_timer_ = config.min_rnr_timer & 31;
+  access_flags_ = config.access_flags;
+  max_dest_rd_atomic_ = std::min<uint32_t>(config.max_dest_rd_atomic, ReplayQueue::kMaxRecords);
+  replay_queue_.Resize(max_dest_rd_atomic_);
+}
+
+void RcResponder::HandleRequest(const PacketView& packet, Time /*now*/) {
+  const OpcodeTraits& traits = packet.traits();
+  if (!running_ || failing_ || traits.service != Service::kRc || !traits.is_request() ||
+      IsQueueFull()) {
+    ++counters_.dropped;
+    return;
+  }
+  if (!established_) {
+    established_ = true;
+    events_ |= kEventCommEst;
+  }
+  switch (CheckPsn(expected_psn_, packet.psn())) {
+    case Verdict::kSequenceNak:
+      HandleGap();
+      return;
+    case Verdict::kDuplicate:
+      HandleDuplicate(packet);
+      return;
+    default:
+      break;
+  }
+  nak_pending_ = false;
+  Verdict verdict = Check(packet);
+  if (verdict == Verdict::kNext) verdict = Execute(packet);
+  if (verdict != Verdict::kNext) {
+    Reject(verdict, packet.psn());
+    return;
+  }
+  // READs and atomics are answered by their response.
+  if (packet.bth().ack_req && traits.carries_payload) AddAck();
+}
+
+void RcResponder::HandleReservedOpcode(Psn psn, Time /*now*/) {
+  if (!running_ || failing_ || IsQueueFull() || psn != expected_psn_) {
+    ++counters_.dropped;
+    return;
+  }
+  Reject(Verdict::kInvalidRequest, psn);
+}
+
+Verdict RcResponder::Check(const PacketView& packet) {
+  const OpcodeTraits& traits = packet.traits();
+  Verdict verdict = CheckOpcodeSequence(traits, message_);
+  if (verdict != Verdict::kNext) return verdict;
+  verdict = CheckAccess(traits, access_flags_);
+  if (verdict != Verdict::kNext) return verdict;
+  if (!traits.carries_payload) {
+    verdict = CheckReadAtomicLimit(responses_.outstanding_requests(), max_dest_rd_atomic_);
+    if (verdict != Verdict::kNext) return verdict;
+  }
+  verdict = CheckLength(packet, message_, mtu_);
+  if (verdict != Verdict::kNext) return verdict;
+  // A message of one packet is checked by its placement, which comes next,
+  // unless a receive is taken in between.
+  if (traits.has_reth() &&
+      (traits.position != Position::kOnly || traits.has_imm() || traits.is_read_request())) {
+    verdict = CheckRkey(packet, memory_);
+    if (verdict != Verdict::kNext) return verdict;
+  }
+  return CheckReceive(packet);
+}
+
+// Takes a receive if the packet needs one: a SEND with its first packet, a
+// WRITE with immediate with its last.
+Verdict RcResponder::CheckReceive(const PacketView& packet) {
+  const OpcodeTraits& traits = packet.traits();
+  const bool takes = traits.is_send() ? traits.begins_message() : traits.has_imm();
+  if (takes) {
+    if (!receive_queue_.Take(&receive_)) return Verdict::kRnrNak;
+    assert(!has_receive_);
+    has_receive_ = true;
+    rx_sge_ = rx_sge_used_ = 0;
+    receive_bytes_ = 0;
+    if (receive_.malformed || receive_.sge_count > kMaxSge) return Verdict::kReceiveFault;
+    for (uint32_t i = 0; i < receive_.sge_count; ++i) receive_bytes_ += receive_.sges[i].length;
+  }
+  if (!traits.is_send()) return Verdict::kNext;
+  return CheckReceiveLength(receive_bytes_, message_.done + packet.payload_bytes());
+}
+
+Verdict RcResponder::Execute(const PacketView& packet) {
+  switch (packet.traits().kind) {
+    case OperationKind::kSend:
+      return ExecuteSend(packet);
+    case OperationKind::kWrite:
+      return ExecuteWrite(packet);
+    case OperationKind::kReadRequest:
+      return ExecuteRead(packet);
+    default:
+      return ExecuteAtomic(packet);
+  }
+}
+
+void RcResponder::NotePlacement(Psn psn, Ticket ticket) {
+  if (ticket == 0) return;
+  last_ticket_ = ticket;
+  if (ticket > committed_) placements_.Add(psn, ticket);
+}
+
+MemoryStatus RcResponder::PlaceIntoReceive(std::span<const std::byte> payload, bool last) {
+  Ticket ticket = 0;
+  while (!payload.empty()) {
+    const MemorySegment& sge = receive_.sges[rx_sge_];
+    const uint32_t take =
+        static_cast<uint32_t>(std::min<size_t>(payload.size(), sge.length - rx_sge_used_));
+    if (take != 0) {
+      const MemoryStatus status =
+          memory_.Place({sge.address + rx_sge_used_, take, sge.key}, payload.first(take),
+                        MemoryAccess::kLocalWrite, last && take == payload.size(), &ticket);
+      if (status != MemoryStatus::kOk) return status;
+      payload = payload.subspan(take);
+      rx_sge_used_ += take;
+    }
+    if (rx_sge_used_ == sge.length) {
+      ++rx_sge_;
+      rx_sge_used_ = 0;
+    }
+  }
+  NotePlacement(expected_psn_, ticket);
+  return MemoryStatus::kOk;
+}
+
+Verdict RcResponder::ExecuteSend(const PacketView& packet) {
+  const OpcodeTraits& traits = packet.traits();
+  if (traits.begins_message()) message_psn_ = packet.psn();
+  if (PlaceIntoReceive(packet.payload(), traits.ends_message()) != MemoryStatus::kOk) {
+    return Verdict::kReceiveFault;
+  }
+  message_.kind = OperationKind::kSend;
+  message_.done += static_cast<uint32_t>(packet.payload_bytes());
+  if (traits.has_ieth() && memory_.Invalidate(packet.ieth().rkey.value()) != MemoryStatus::kOk) {
+    return Verdict::kInvalidateNotAllowed;
+  }
+  expected_psn_ = expected_psn_.Next();
+  if (traits.ends_message()) EndMessage(packet, WcOpcode::kRecv);
+  return Verdict::kNext;
+}
+
+Verdict RcResponder::ExecuteWrite(const PacketView& packet) {
+  const OpcodeTraits& traits = packet.traits();
+  if (traits.begins_message()) {
+    const Reth reth = packet.reth();
+    message_psn_ = packet.psn();
+    message_.done = 0;
+    message_.length = reth.dma_length;
+    message_.address = reth.va;
+    message_.rkey = reth.rkey.value();
+  }
+  const uint32_t bytes = static_cast<uint32_t>(packet.payload_bytes());
+  if (bytes != 0) {
+    Ticket ticket = 0;
+    const MemoryStatus status =
+        memory_.Place({message_.address + message_.done, bytes, message_.rkey}, packet.payload(),
+                      MemoryAccess::kRemoteWrite, traits.ends_message(), &ticket);
+    if (status != MemoryStatus::kOk) return RemoteVerdict(status);
+    NotePlacement(expected_psn_, ticket);
+  }
+  message_.kind = OperationKind::kWrite;
+  message_.done += bytes;
+  expected_psn_ = expected_psn_.Next();
+  if (traits.ends_message()) EndMessage(packet, WcOpcode::kRecvRdmaWithImm);
+  return Verdict::kNext;
+}
+
+// Counts the message and completes its receive, if it took one.
+void RcResponder::EndMessage(const PacketView& packet, WcOpcode opcode) {
+  msn_ = msn_.Next();
+  ++counters_.rdma_recvs;
+  if (has_receive_) {
+    const OpcodeTraits& traits = packet.traits();
+    RecvCompletion& completion = completions_.push_back();
+    completion.wr_id = receive_.wr_id;
+    completion.ticket = last_ticket_;
+    completion.wqe_index = receive_.wqe_index;
+    completion.byte_len = message_.done;
+    completion.first_psn = message_psn_;
+    completion.status = WcStatus::kSuccess;
+    completion.opcode = opcode;
+    completion.has_imm = traits.has_imm();
+    completion.has_inv = traits.has_ieth();
+    completion.imm_or_inv = traits.has_imm()    ? ToWire(packet.imm().value)
+                            : traits.has_ieth() ? packet.ieth().rkey.value()
+                                                : 0;
+    completion.solicited = packet.bth().solicited;
+    has_receive_ = false;
+  }
+  message_.kind = OperationKind::kNone;
+  message_.done = 0;
+}
+
+Verdict RcResponder::ExecuteRead(const PacketView& packet) {
+  const Reth reth = packet.reth();
+  msn_ = msn_.Next();
+  const Psn end = expected_psn_ + ReadPackets(reth.dma_length, mtu_);
+  Response response;
+  response.kind = Response::Kind::kRead;
+  response.psn = response.first_psn = expected_psn_;
+  response.end_psn = end;
+  response.msn = msn_;
+  response.left = reth.dma_length;
+  response.rkey = reth.rkey.value();
+  response.address = reth.va;
+  response.ticket = last_ticket_;
+  responses_.Add(response);
+  expected_psn_ = end;
+  ++counters_.rdma_recvs;
+  return Verdict::kNext;
+}
+
+Verdict RcResponder::ExecuteAtomic(const PacketView& packet) {
+  const AtomicEth eth = packet.atomic_eth();
+  const bool swap = packet.traits().kind == OperationKind::kCompareSwap;
+  const AtomicOperation operation{
+      .kind = swap ? AtomicKind::kCompareSwap : AtomicKind::kFetchAdd,
+      .swap_or_add = eth.swap_add,
+      .compare = eth.compare,
+  };
+  Ticket ticket = 0;
+  const MemoryStatus status = memory_.Atomic(eth.rkey.value(), eth.va, operation, &ticket);
+  if (status != MemoryStatus::kOk) return RemoteVerdict(status);
+  NotePlacement(expected_psn_, ticket);
+  replay_queue_.Add(expected_psn_, operation.kind, eth.rkey.value(), eth.va, ticket);
+  msn_ = msn_.Next();
+  Response response;
+  response.kind = Response::Kind::kAtomic;
+  response.psn = expected_psn_;
+  response.end_psn = expected_psn_.Next();
+  response.msn = msn_;
+  response.ticket = last_ticket_;
+  responses_.Add(response);
+  expected_psn_ = expected_psn_.Next();
+  ++counters_.rdma_recvs;
+  return Verdict::kNext;
+}
+
+// A packet is missing: one NAK until it arrives.
+void RcResponder::HandleGap() {
+  ++counters_.out_of_seq_request;
+  if (nak_pending_) return;
+  nak_pending_ = true;
+  AddNak(Response::Kind::kTransientNak, expected_psn_,
+         Aeth::Nak(msn_, NakCode::kPsnSequenceError).syndrome);
+}
+
+void RcResponder::HandleDuplicate(const PacketView& packet) {
+  ++counters_.duplicate_request;
+  const OpcodeTraits& traits = packet.traits();
+  if (traits.is_send() || traits.is_write()) {
+    AddAck();
+  } else if (traits.is_read_request()) {
+    ReplayRead(packet);
+  } else if (traits.is_atomic()) {
+    ReplayAtomic(packet);
+  } else {
+    ++counters_.dropped;
+  }
+}
+
+// Executed again from the address that is asked for. What is wrong with a
+// duplicate is no violation: it may be old, and its key long gone.
+void RcResponder::ReplayRead(const PacketView& packet) {
+  const Reth reth = packet.reth();
+  const uint32_t packets = ReadPackets(reth.dma_length, mtu_);
+  const uint32_t behind = Psn(expected_psn_.value() - packet.psn().value()).value();
+  if (CheckAccess(packet.traits(), access_flags_) != Verdict::kNext || packets > behind ||
+      CheckLength(packet, message_, mtu_) != Verdict::kNext ||
+      CheckRkey(packet, memory_) != Verdict::kNext) {
+    ++counters_.dropped;
+    return;
+  }
+  Response response;
+  response.kind = Response::Kind::kRead;
+  response.replay = response.restarted = true;
+  response.psn = response.first_psn = packet.psn();
+  response.end_psn = packet.psn() + packets;
+  response.msn = msn_;
+  response.left = reth.dma_length;
+  response.rkey = reth.rkey.value();
+  response.address = reth.va;
+  response.ticket = last_ticket_;
+  responses_.Replay(response);
+}
+
+void RcResponder::ReplayAtomic(const PacketView& packet) {
+  const AtomicEth eth = packet.atomic_eth();
+  const AtomicKind kind = packet.traits().kind == OperationKind::kCompareSwap
+                              ? AtomicKind::kCompareSwap
+                              : AtomicKind::kFetchAdd;
+  if (replay_queue_.Find(packet.psn(), kind, eth.rkey.value(), eth.va) == nullptr) {
+    ++counters_.dropped;
+    return;
+  }
+  Response response;
+  response.kind = Response::Kind::kAtomic;
+  response.replay = true;
+  response.psn = packet.psn();
+  response.end_psn = packet.psn().Next();
+  response.msn = msn_;
+  response.ticket = last_ticket_;
+  responses_.Replay(response);
+}
+
+void RcResponder::AddAck() {
+  if (last_ticket_ > committed_) ++counters_.ack_deferred;
+  responses_.AddAck(expected_psn_.Previous(), msn_, last_ticket_, committed_);
+}
+
+// A NAK acknowledges everything before it, so it waits like an ACK.
+void RcResponder::AddNak(Response::Kind kind, Psn psn, uint8_t syndrome) {
+  Response response;
+  response.kind = kind;
+  response.syndrome = syndrome;
+  response.psn = psn;
+  response.msn = msn_;
+  response.ticket = last_ticket_;
+  responses_.Add(response);
+}
+
+void RcResponder::Reject(Verdict verdict, Psn psn) {
+  switch (verdict) {
+    case Verdict::kRnrNak:
+      ++counters_.send_rnr_err;
+      // What is in flight behind it needs no sequence NAK.
+      nak_pending_ = true;
+      AddNak(Response::Kind::kTransientNak, psn, Aeth::RnrNak(msn_, min_rnr_timer_).syndrome);
+      return;
+    case Verdict::kInvalidRequest:
+      events_ |= kEventReqErr;
+      EndConnection(psn, NakCode::kInvalidRequest);
+      return;
+    case Verdict::kRemoteAccess:
+      events_ |= kEventAccessErr;
+      EndConnection(psn, NakCode::kRemoteAccessError);
+      return;
+    case Verdict::kRemoteOperational:
+      events_ |= kEventAccessErr;
+      EndConnection(psn, NakCode::kRemoteOperationalError);
+      return;
+    case Verdict::kReceiveTooSmall:
+      FailReceive(WcStatus::kLocLenErr);
+      EndConnection(psn, NakCode::kInvalidRequest);
+      return;
+    case Verdict::kReceiveFault:
+      FailReceive(WcStatus::kLocProtErr);
+      EndConnection(psn, NakCode::kRemoteOperationalError);
+      return;
+    case Verdict::kInvalidateNotAllowed:
+      FailReceive(WcStatus::kLocAccessErr);
+      failing_ = true;
+      return;
+    case Verdict::kNext:
+    case Verdict::kDrop:
+    case Verdict::kDuplicate:
+    case Verdict::kSequenceNak:
+      break;
+  }
+  ++counters_.dropped;
+}
+
+void RcResponder::EndConnection(Psn psn, NakCode code) {
+  failing_ = true;
+  AddNak(Response::Kind::kFatalNak, psn, Aeth::Nak(msn_, code).syndrome);
+}
+
+// The receive in progress ends with an error.
+void RcResponder::FailReceive(WcStatus status) {
+  if (!has_receive_ || completions_.full()) return;
+  has_receive_ = false;
+  RecvCompletion& completion = completions_.push_back();
+  completion = RecvCompletion{};
+  completion.wr_id = receive_.wr_id;
+  completion.wqe_index = receive_.wqe_index;
+  completion.ticket = last_ticket_;
+  completion.first_psn = message_psn_;
+  completion.status = status;
+  completion.opcode = WcOpcode::kRecv;
+}
+
+void RcResponder::HandleCommitted(Ticket ticket, Time /*now*/) {
+  if (ticket <= committed_) return;
+  committed_ = ticket;
+  placements_.Commit(ticket);
+}
+
+void RcResponder::HandleAtomicCommitted(Ticket ticket, uint64_t original, Time now) {
+  if (AtomicRecord* record = replay_queue_.FindByTicket(ticket); record != nullptr) {
+    record->original = original;
+    record->done = true;
+  }
+  HandleCommitted(ticket, now);
+}
+
+// Receives that wait for `ticket` or a later one do not succeed: LOC_PROT_ERR
+// for the one that `psn` belongs to, flush for those behind it.
+void RcResponder::FailUncommittedReceives(Ticket ticket, Psn psn, bool* is_receive_fault) {
+  *is_receive_fault = false;
+  for (uint32_t i = 0; i < completions_.size(); ++i) {
+    RecvCompletion& completion = completions_[i];
+    if (completion.ticket < ticket) continue;
+    const bool mine = !*is_receive_fault && completion.opcode == WcOpcode::kRecv &&
+                      completion.status != WcStatus::kWrFlushErr &&
+                      Psn::Distance(completion.first_psn, psn) >= 0;
+    completion.status = mine ? WcStatus::kLocProtErr : WcStatus::kWrFlushErr;
+    completion.ticket = committed_;
+    *is_receive_fault |= mine;
+  }
+  if (!*is_receive_fault && has_receive_ && message_.kind == OperationKind::kSend &&
+      Psn::Distance(message_psn_, psn) >= 0) {
+    *is_receive_fault = true;
+    last_ticket_ = committed_;
+    FailReceive(WcStatus::kLocProtErr);
+  }
+}
+
+void RcResponder::HandlePlacementFailed(Ticket ticket, MemoryStatus why, Time now) {
+  if (ticket == 0) return;
+  HandleCommitted(ticket - 1, now);
+  tickets_void_ = true;
+  const std::optional<Psn> psn = placements_.FirstNotPlaced(ticket);
+  if (!psn.has_value()) return;
+  placements_.clear();
+  bool is_receive_fault = false;
+  FailUncommittedReceives(ticket, *psn, &is_receive_fault);
+  last_ticket_ = committed_;
+  if (flushing_) return;
+  for (uint32_t i = 0; i < responses_.size(); ++i) {
+    if (responses_[i].ticket >= ticket) responses_.Truncate(i);
+  }
+  if (is_receive_fault) {
+    EndConnection(*psn, NakCode::kRemoteOperationalError);
+  } else {
+    Reject(RemoteVerdict(why == MemoryStatus::kOk ? MemoryStatus::kFault : why), *psn);
+  }
+}
+
+void RcResponder::HandleFetchFailed(Psn psn, MemoryStatus why, Time /*now*/) {
+  if (!running_ || failing_) return;
+  for (uint32_t i = 0; i < responses_.size(); ++i) {
+    if (Psn::Distance(psn, responses_[i].psn) >= 0) responses_.Truncate(i);
+  }
+  Reject(RemoteVerdict(why == MemoryStatus::kOk ? MemoryStatus::kFault : why), psn);
+  // What was fetched before it is committed by nature.
+  responses_[responses_.size() - 1].ticket = 0;
+}
+
+void RcResponder::Flush() {
+  running_ = false;
+  flushing_ = true;
+  responses_.KeepFatalNak();
+}
+
+// May the entry at `position` go out?
+bool RcResponder::IsReady(uint32_t position) {
+  const Response& response = responses_[position];
+  if (response.ticket > committed_) return false;
+  if (response.kind != Response::Kind::kAtomic) return true;
+  const AtomicRecord* record = replay_queue_.FindByPsn(response.psn);
+  return record == nullptr || record->done;
+}
+
+void RcResponder::EmitAeth(Opcode opcode, Psn psn, uint8_t syndrome, Msn msn, TxPacket* packet) {
+  packet->opcode = opcode;
+  packet->psn = psn;
+  packet->syndrome = syndrome;
+  packet->msn = msn;
+  packet->ack_request = false;
+  packet->solicited = false;
+  packet->retransmission = false;
+  packet->payload_bytes = 0;
+  packet->segment_count = 0;
+  packet->inline_payload = nullptr;
+}
+
+// The next packet of a READ's response. False: the key is not valid any more
+// for a stream that answers a duplicate, which may be an old one.
+bool RcResponder::EmitRead(Response& response, TxPacket* packet) {
+  if (response.restarted && response.replay && response.left != 0 &&
+      memory_.Check(response.rkey, response.address, response.left, MemoryAccess::kRemoteRead) !=
+          MemoryStatus::kOk) {
+    return false;
+  }
+  const bool first = response.psn == response.first_psn;
+  const bool last = response.left <= mtu_;
+  const Opcode opcode = first
+                            ? (last ? Opcode::kRcReadResponseOnly : Opcode::kRcReadResponseFirst)
+                            : (last ? Opcode::kRcReadResponseLast : Opcode::kRcReadResponseMiddle);
+  const uint32_t bytes = std::min(response.left, mtu_);
+  EmitAeth(opcode, response.psn, Aeth::Ack(response.msn).syndrome, response.msn, packet);
+  packet->retransmission = response.restarted;
+  packet->payload_bytes = bytes;
+  packet->payload_access = MemoryAccess::kRemoteRead;
+  if (bytes != 0) {
+    packet->segment_count = 1;
+    packet->segments[0] = {response.address, bytes, response.rkey};
+  }
+  response.psn = response.psn.Next();
+  response.address += bytes;
+  response.left -= bytes;
+  return true;
+}
+
+bool RcResponder::PollTransmit(Time /*now*/, TxPacket* packet) {
+  while (!responses_.empty() && IsReady(0)) {
+    Response& response = responses_.front();
+    switch (response.kind) {
+      case Response::Kind::kAck:
+        // What follows acknowledges this too: a later ACK, or the response to a
+        // later READ or atomic.
+        if (responses_.size() > 1 && IsReady(1) && !responses_[1].replay &&
+            responses_[1].kind != Response::Kind::kTransientNak) {
+          break;
+        }
+        EmitAeth(Opcode::kRcAcknowledge, response.psn, Aeth::Ack(response.msn).syndrome,
+                 response.msn, packet);
+        responses_.pop_front();
+        return true;
+      case Response::Kind::kTransientNak:
+        if (response.psn != expected_psn_) break;
+        [[fallthrough]];
+      case Response::Kind::kFatalNak:
+        EmitAeth(Opcode::kRcAcknowledge, response.psn, response.syndrome, response.msn, packet);
+        responses_.pop_front();
+        return true;
+      case Response::Kind::kRead: {
+        if (!EmitRead(response, packet)) break;
+        if (response.psn == response.end_psn) responses_.pop_front();
+        return true;
+      }
+      case Response::Kind::kAtomic: {
+        const AtomicRecord* record = replay_queue_.FindByPsn(response.psn);
+        if (record == nullptr) break;
+        EmitAeth(Opcode::kRcAtomicAcknowledge, response.psn, Aeth::Ack(response.msn).syndrome,
+                 response.msn, packet);
+        packet->original = record->original;
+        packet->retransmission = response.replay;
+        responses_.pop_front();
+        return true;
+      }
+    }
+    responses_.pop_front();
+  }
+  return false;
+}
+
+void RcResponder::FlushReceive(Completion* completion) {
+  *completion = Completion{};
+  completion->wr_id = receive_.wr_id;
+  completion->wqe_index = receive_.wqe_index;
+  completion->status = WcStatus::kWrFlushErr;
+  completion->opcode = WcOpcode::kRecv;
+}
+
+bool RcResponder::PollCompletion(Completion* completion) {
+  if (!completions_.empty()) {
+    const RecvCompletion& front = completions_.front();
+    if (front.ticket > committed_) return false;
+    *completion = Completion{};
+    completion->wr_id = front.wr_id;
+    completion->wqe_index = front.wqe_index;
+    completion->status = front.status;
+    completion->opcode = front.opcode;
+    completion->has_imm = front.has_imm;
+    completion->has_inv = front.has_inv;
+    completion->solicited = front.solicited;
+    completion->imm_or_inv = front.imm_or_inv;
+    completion->byte_len = front.byte_len;
+    completions_.pop_front();
+    return true;
+  }
+  if (!flushing_) return false;
+  if (has_receive_) {
+    // The buffer may still be written to.
+    if (last_ticket_ > committed_ && !tickets_void_) return false;
+    has_receive_ = false;
+  } else if (!receive_queue_.Take(&receive_)) {
+    return false;
+  }
+  FlushReceive(completion);
+  return true;
+}
+
+bool RcResponder::PollEvent(AsyncEventType* event) {
+  if (events_ == 0) return false;
+  if ((events_ & kEventCommEst) != 0) {
+    events_ &= static_cast<uint8_t>(~kEventCommEst);
+    *event = AsyncEventType::kCommEst;
+  } else if ((events_ & kEventReqErr) != 0) {
+    events_ &= static_cast<uint8_t>(~kEventReqErr);
+    *event = AsyncEventType::kQpReqErr;
+  } else {
+    events_ &= static_cast<uint8_t>(~kEventAccessErr);
+    *event = AsyncEventType::kQpAccessErr;
+  }
+  return true;
+}
+
+}  // namespace verbena::transport
