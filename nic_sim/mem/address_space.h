@@ -32,8 +32,7 @@ class AddressSpace {
 
   // Tries the backends on the guard page, in the order above or only `force`.
   // nullptr: none works; *why says so in a sentence.
-  static std::unique_ptr<AddressSpace> Open(const Identity& identity,
-                                            std::string* why,
+  static std::unique_ptr<AddressSpace> Open(const Identity& identity, std::string* why,
                                             const Backend* force = nullptr);
   virtual ~AddressSpace() = default;
 
@@ -42,12 +41,20 @@ class AddressSpace {
   // number of *remote pieces* that were copied whole, from the front; fewer
   // than remote.size() means that the next one failed (EFAULT or process gone)
   // and may have been copied in part. Any list length.
-  virtual size_t Read(std::span<const iovec> local,
-                      std::span<const iovec> remote) = 0;
-  virtual size_t Write(std::span<const iovec> local,
-                       std::span<const iovec> remote) = 0;
+  virtual size_t Read(std::span<const iovec> local, std::span<const iovec> remote) = 0;
+  virtual size_t Write(std::span<const iovec> local, std::span<const iovec> remote) = 0;
 
   virtual Backend backend() const = 0;
+
+  // True once the guard was not found: every later copy fails without a system
+  // call, so that a process which gets the same pid later is never touched.
+  bool gone() const { return gone_; }
+  // Of Read and Write so far.
+  uint64_t system_calls() const { return system_calls_; }
+
+ protected:
+  bool gone_ = false;
+  uint64_t system_calls_ = 0;
 };
 
 }  // namespace verbena::nic

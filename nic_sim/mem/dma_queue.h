@@ -7,8 +7,18 @@
 //
 // Two phases per pass: placements (received payload, atomics) and fetches
 // (payload of packets to send). Placements are flushed before fetches, so that
-// a READ sees the WRITEs before it. Nothing here allocates; a full queue is
-// flushed by the call that finds it full.
+// a READ sees the WRITEs before it. Nothing here allocates after construction;
+// a full queue is flushed by the call that finds it full.
+//
+// What "order" means (docs/ARCHITECTURE.md, "Memory"):
+// - A placement with `last` is the end of a message that somebody may watch in
+//   memory: its last 8 bytes become visible after all that was placed before,
+//   and before all that is placed later for the same owner.
+// - Placements without `last` may become visible in any order among each other,
+//   but none before an earlier `last`.
+// - An aligned 8-byte word that lies wholly in one placement is never torn. One
+//   that two packets share (a message at an unaligned address) can be.
+// - Different owners have no order among each other.
 //
 // Thread: the engine, under the shard's lock.
 #pragma once
@@ -24,15 +34,17 @@
 
 namespace verbena::nic {
 
-// Gets the results of placements of one QP, in ticket order.
+// Gets the results of placements of one QP, in ticket order, after all copies of
+// the flush. A callback may call Place, Atomic, Fetch and Forget (of any owner);
+// what it queues belongs to the next flush, up to the capacity of the queue.
 class DmaOwner {
  public:
   virtual ~DmaOwner() = default;
   // All placements of this owner up to `ticket` are visible.
   virtual void OnPlaced(transport::Ticket ticket) = 0;
   virtual void OnAtomic(transport::Ticket ticket, uint64_t original) = 0;
-  // This one failed; the owner's later ones of this flush are void and are not
-  // reported.
+  // This one failed and may be visible in part; the owner's later ones of this
+  // flush are void: not placed and not reported.
   virtual void OnPlaceFailed(transport::Ticket ticket) = 0;
 };
 
@@ -42,16 +54,21 @@ class DmaQueue {
   ~DmaQueue();
 
   // `from` stays valid until FlushPlacements (or the flush by a full queue:
-  // then owner callbacks come from inside this call).
-  void Place(const Extent& to, std::span<const std::byte> from, bool last,
-             DmaOwner* owner, transport::Ticket ticket);
-  void Atomic(const Extent& at, const transport::AtomicOperation& operation,
-              DmaOwner* owner, transport::Ticket ticket);
+  // then owner callbacks come from inside this call; who cannot have that asks
+  // room() first). An empty `from` is reported in its turn.
+  void Place(const Extent& to, std::span<const std::byte> from, bool last, DmaOwner* owner,
+             transport::Ticket ticket);
+  void Atomic(const Extent& at, const transport::AtomicOperation& operation, DmaOwner* owner,
+              transport::Ticket ticket);
   bool has_placements() const;
+  // Placements and atomics that can be added before a flush.
+  uint32_t room() const;
+  // From inside a callback it does nothing.
   void FlushPlacements();
 
   // `to` is written by FlushFetches. `tag` names the packet; all pieces of a
-  // packet have the same tag and are added one after the other.
+  // packet have the same tag and are added one after the other. Bytes beside a
+  // small piece, in the same page, may be read too, and are dropped.
   void Fetch(const Extent& from, std::byte* to, uint32_t length, uint32_t tag);
   // Calls failed(tag) once for each tag with a piece that could not be read,
   // in ascending order of addition.
@@ -64,8 +81,12 @@ class DmaQueue {
   void Forget(DmaOwner* owner);
 
   struct Counters {
-    uint64_t placements = 0, fetches = 0, bytes_placed = 0, bytes_fetched = 0;
-    uint64_t system_calls = 0, failures = 0, slow_copies = 0;  // > 5 ms
+    // As queued.
+    uint64_t placements = 0, fetches = 0, atomics = 0;
+    uint64_t bytes_placed = 0, bytes_fetched = 0;
+    uint64_t system_calls = 0;
+    uint64_t failures = 0;     // placements, atomics and fetches; void ones not
+    uint64_t slow_copies = 0;  // took > 5 ms: the memory's owner holds us up
   };
   const Counters& counters() const;
 
@@ -84,9 +105,8 @@ class QpMemory final : public transport::MemoryPort {
   transport::MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
                                 transport::MemoryAccess access) override;
   transport::MemoryStatus Place(const transport::MemorySegment& to,
-                                std::span<const std::byte> bytes,
-                                transport::MemoryAccess access, bool last,
-                                transport::Ticket* ticket) override;
+                                std::span<const std::byte> bytes, transport::MemoryAccess access,
+                                bool last, transport::Ticket* ticket) override;
   transport::MemoryStatus Atomic(uint32_t rkey, uint64_t address,
                                  const transport::AtomicOperation& operation,
                                  transport::Ticket* ticket) override;

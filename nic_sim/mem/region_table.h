@@ -42,32 +42,53 @@ class RegionTable {
 
   // 0 (with *key) or an errno: ENOMEM (table full), EINVAL (length 0, range
   // wraps, REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE, unknown bits).
-  // `region.key` is ignored.
+  // `region.key` is ignored, and `region.iova` too with ZERO_BASED: it is 0.
+  // Hints (huge pages, the optional bits 20-29) are accepted and dropped.
   int Register(const Region& region, uint32_t* key);
   // False if there is no such key.
   bool Deregister(uint32_t key);
-  // nullptr if unknown.
+  // nullptr if unknown. Valid until the region is deregistered.
   const Region* Find(uint32_t key) const;
 
-  transport::MemoryStatus Translate(uint32_t key, PdId pd, uint64_t address,
-                                    uint64_t length,
-                                    transport::MemoryAccess access,
-                                    Extent* extent) const;
+  transport::MemoryStatus Translate(uint32_t key, PdId pd, uint64_t address, uint64_t length,
+                                    transport::MemoryAccess access, Extent* extent) const;
 
-  uint32_t size() const;
-  // Calls visit(const Region&) for each region.
+  uint32_t size() const { return live_count_; }
+  // Calls visit(const Region&) for each region, in no particular order, in time
+  // proportional to size(). The visitor may deregister the region it is given.
   template <typename Visitor>
   void ForEach(Visitor visit) const {
-    for (uint32_t i = 0; i < capacity_; ++i) {
-      if (entries_[i].key != 0) visit(entries_[i]);
-    }
+    for (uint32_t i = live_count_; i-- > 0;) visit(slots_[live_[i]].region);
   }
 
  private:
+  struct Slot {
+    Region region;           // key 0: free
+    uint32_t live_position;  // in live_
+    uint8_t tag;             // of the last key of this slot
+  };
+  // Pages that were never written cost nothing.
+  struct Unmap {
+    size_t bytes = 0;
+    void operator()(void* memory) const;
+  };
+  template <typename T>
+  using LazyArray = std::unique_ptr<T[], Unmap>;
+  template <typename T>
+  static LazyArray<T> MapArray(uint32_t count);
+
+  const Slot* FindSlot(uint32_t key) const;
+
   uint32_t capacity_;
-  std::unique_ptr<Region[]> entries_;  // key 0: free
-  struct FreeList;
-  std::unique_ptr<FreeList> free_;
+  uint32_t first_index_;  // key index of slot 0
+  uint8_t first_tag_;
+  LazyArray<Slot> slots_;
+  LazyArray<uint32_t> live_;  // slots in use, live_count_ of them
+  LazyArray<uint32_t> free_;  // ring of freed slots, oldest first
+  uint32_t live_count_ = 0;
+  uint32_t untouched_ = 0;  // slots from here on were never used
+  uint32_t free_head_ = 0;
+  uint32_t free_count_ = 0;
 };
 
 }  // namespace verbena::nic
