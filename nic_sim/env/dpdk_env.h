@@ -15,19 +15,23 @@ struct DpdkOptions {
   std::string run_folder;            // EAL's own run-time files go here
   bool hugepages = false;
   bool pci = false;
-  uint32_t memory_mib = 256;  // without hugepages
+  uint32_t memory_mib = 256;  // without hugepages; touched only as it is used
+  bool debug_log = false;     // all of DPDK's log on stderr, else only errors
 };
 
 // Once per process, in the first engine thread: EAL binds the calling thread to
 // a core; its affinity is restored afterwards. False with a sentence.
 bool InitDpdk(const DpdkOptions& options, std::string* error);
-// For every further thread that touches mbufs.
+// For every further thread that touches mbufs; more than about 120 fail. A
+// thread that ends calls UnregisterDpdkThread before.
 bool RegisterDpdkThread();
+void UnregisterDpdkThread();
+// In the thread that called InitDpdk, when all others are gone. EAL cannot be
+// started again in the same process.
 void CleanUpDpdk();
 
-// Pool of packets with PacketMeta and room for the largest frame. nullptr with
-// a sentence.
-rte_mempool* CreatePacketPool(const char* name, uint32_t packets,
-                              std::string* error);
+// Pool of packets with PacketMeta and room for the largest frame; 4.6 KiB of
+// memory each. nullptr with a sentence.
+rte_mempool* CreatePacketPool(const char* name, uint32_t packets, std::string* error);
 
 }  // namespace verbena::nic

@@ -20,13 +20,13 @@
 #include <string_view>
 #include <vector>
 
+#include "nic_sim/fabric/packet.h"
 #include "nic_sim/stats/counters.h"
 #include "transport/base/time.h"
 #include "transport/types.h"
 
 namespace verbena::nic {
 
-using PortId = uint16_t;
 class CaptureFile;  // capture.h
 
 struct PortConfig {
@@ -54,8 +54,7 @@ class Fabric {
 
   // Takes the packets over. Each has Ethernet to pad, plus 4 bytes of room for
   // the ICRC (PacketMeta::icrc_present says if they are filled).
-  void Transmit(PortId port, std::span<rte_mbuf* const> packets,
-                transport::Time now);
+  void Transmit(PortId port, std::span<rte_mbuf* const> packets, transport::Time now);
   // Takes up to out.size() received packets; the caller frees them. ICRC: must
   // be checked by the caller unless PacketMeta::trusted.
   size_t Receive(PortId port, std::span<rte_mbuf*> out);
@@ -75,8 +74,7 @@ class Fabric {
   // Starts writing packets of `port` (or all: kAllPorts) to `fd`, which the
   // capture owns. Gives an id. `count` 0: no limit.
   static constexpr PortId kAllPorts = 0xffff;
-  uint32_t StartCapture(int fd, PortId port, CaptureStage stage,
-                        uint64_t count);
+  uint32_t StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count);
   // True when its count is reached (it has ended by itself).
   bool CaptureDone(uint32_t id) const;
   // Ends it. CaptureFile::Finish() then waits until all is written and gives

@@ -12,6 +12,8 @@
 
 namespace verbena::nic {
 
+using PortId = uint16_t;
+
 struct PacketMeta {
   // Set by the sender; 0 for packets that came in from outside.
   uint32_t source_qpn = 0;
@@ -24,6 +26,7 @@ struct PacketMeta {
   // Made by this daemon and not altered since: needs no check.
   bool trusted = false;
 };
+// PacketMeta, and behind it what the fabric keeps (packet_queue.h).
 inline constexpr uint16_t kPacketPrivateBytes = 64;
 static_assert(sizeof(PacketMeta) <= kPacketPrivateBytes);
 
@@ -33,14 +36,16 @@ inline constexpr uint32_t kMaxFrameBytes = 4224;
 inline PacketMeta& MetaOf(rte_mbuf* packet) {
   return *static_cast<PacketMeta*>(rte_mbuf_to_priv(packet));
 }
-inline std::byte* FrameOf(rte_mbuf* packet) {
-  return rte_pktmbuf_mtod(packet, std::byte*);
-}
+inline std::byte* FrameOf(rte_mbuf* packet) { return rte_pktmbuf_mtod(packet, std::byte*); }
 inline std::span<std::byte> FrameSpan(rte_mbuf* packet) {
   return {FrameOf(packet), packet->data_len};
 }
 
-// Computes the ICRC if that was put off.
+// Where the IP header begins: 14, or 18 behind a VLAN tag. 0: the frame is
+// neither IPv4 nor IPv6, or too short for IP, UDP, BTH and ICRC.
+uint32_t L3OffsetOf(std::span<const std::byte> frame);
+
+// Computes the ICRC if that was put off. A frame without IP stays as it is.
 void EnsureIcrc(rte_mbuf* packet);
 
 }  // namespace verbena::nic

@@ -13,28 +13,28 @@ namespace verbena::nic {
 
 // /sys/class/infiniband/DEV/ports/1/counters.
 // X(name, meaning)
-#define VERBENA_PORT_COUNTERS(X)                                              \
-  X(port_xmit_packets, "packets sent on the port")                            \
-  X(port_rcv_packets, "packets received on the port, good or bad")            \
-  X(port_xmit_data, "4-byte units sent, IP header to ICRC")                   \
-  X(port_rcv_data, "4-byte units received, IP header to ICRC")                \
-  X(unicast_xmit_packets, "of port_xmit_packets, to one destination")         \
-  X(unicast_rcv_packets, "of port_rcv_packets, to one destination")           \
-  X(port_xmit_discards, "packets not sent: no route, or dropped by a fault")  \
+#define VERBENA_PORT_COUNTERS(X)                                             \
+  X(port_xmit_packets, "packets sent on the port")                           \
+  X(port_rcv_packets, "packets received on the port, good or bad")           \
+  X(port_xmit_data, "4-byte units sent, IP header to ICRC")                  \
+  X(port_rcv_data, "4-byte units received, IP header to ICRC")               \
+  X(unicast_xmit_packets, "of port_xmit_packets, to one destination")        \
+  X(unicast_rcv_packets, "of port_rcv_packets, to one destination")          \
+  X(port_xmit_discards, "packets not sent: no route, or dropped by a fault") \
   X(port_rcv_errors, "packets dropped on reception, see drops")
 
 // Why a received or sent packet was dropped; each is counted.
-#define VERBENA_DROP_REASONS(X)                                      \
-  X(malformed, "the frame is not a well-formed RoCEv2 packet")       \
-  X(bad_icrc, "the invariant CRC does not match")                    \
-  X(unknown_qp, "no QP has the destination QPN")                     \
-  X(qp_not_ready, "the QP is not in a state that receives")          \
-  X(wrong_transport, "the opcode is not of the QP's transport")      \
-  X(wrong_source, "the packet is not from the connected peer")       \
-  X(pkey_mismatch, "P_Key differs")                                  \
-  X(no_route, "no port has the destination address")                 \
-  X(port_down, "the port or link is down")                           \
-  X(fault, "dropped by a fault rule")                                \
+#define VERBENA_DROP_REASONS(X)                                 \
+  X(malformed, "the frame is not a well-formed RoCEv2 packet")  \
+  X(bad_icrc, "the invariant CRC does not match")               \
+  X(unknown_qp, "no QP has the destination QPN")                \
+  X(qp_not_ready, "the QP is not in a state that receives")     \
+  X(wrong_transport, "the opcode is not of the QP's transport") \
+  X(wrong_source, "the packet is not from the connected peer")  \
+  X(pkey_mismatch, "P_Key differs")                             \
+  X(no_route, "no port has the destination address")            \
+  X(port_down, "the port or link is down")                      \
+  X(fault, "dropped by a fault rule")                           \
   X(queue_full, "a queue of the fabric was full")
 
 enum class DropReason : uint8_t {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fault stage: applies the fault rules (fault_rule.h) to packets at both ends
+// of the switch. Rules see a packet in the order of their ids; each sees what
+// the earlier ones left of it. A copy made by `duplicate` is not seen by later
+// rules of the same side, and it never waits.
+//
+// Deterministic: each rule has its own generator that advances only with
+// packets that the rule selects; the same packets in the same order at the same
+// times give the same faults.
+//
+// Thread: under the shard's lock. Allocates in Add only.
+#pragma once
+
+#include <rte_mbuf.h>
+
+#include <cstdint>
+#include <list>
+#include <nlohmann/json_fwd.hpp>
+
+#include "nic_sim/fabric/fault_rule.h"
+#include "nic_sim/fabric/packet_queue.h"
+#include "transport/base/time.h"
+
+namespace verbena::nic {
+
+// A packet that `reorder` holds goes on after this, if too few packets follow.
+inline constexpr transport::Duration kReorderLimit = transport::Duration::Milliseconds(1);
+// Packets that all rules hold together. Beyond it the oldest packet of the rule
+// goes on early (delay) or the packet is left alone (reorder): nothing is lost.
+inline constexpr size_t kMaxHeldPackets = 4096;
+inline constexpr size_t kMaxFaultRules = 1024;
+
+class FaultStage {
+ public:
+  enum class Verdict { kGoesOn, kDropped, kLinkDown };
+  static constexpr PortId kAnyPort = 0xffff;
+
+  FaultStage() = default;
+  FaultStage(const FaultStage&) = delete;
+  FaultStage& operator=(const FaultStage&) = delete;
+
+  // No rule, and no packet waits: Apply need not be called.
+  bool idle() const { return rules_.empty() && released_.empty(); }
+
+  // `port`: the one with rule.device, or kAnyPort. Gives the id, 0 if there are
+  // too many rules.
+  uint32_t Add(const FaultRule& rule, PortId port);
+  nlohmann::json List() const;
+  // Removes rule `id`, or all with 0. Packets that it holds go on with the next
+  // call of Expire.
+  uint32_t Clear(uint32_t id);
+
+  // Takes over a packet whose PacketTransit is filled. kGoesOn: it is in *out,
+  // or waits; else it is freed and the caller counts it. In any case *out gets
+  // what leaves the stage now, in order; all at this side of the switch.
+  Verdict Apply(rte_mbuf* packet, transport::Time now, PacketQueue* out);
+
+  // Gives out the packets whose time has come; they may be of either side.
+  void Expire(transport::Time now, PacketQueue* out);
+  // When Expire has something to do. Time::Zero(): at once.
+  transport::Time next_deadline() const;
+
+  bool link_up(PortId port) const;
+
+ private:
+  struct ActiveRule {
+    FaultRule rule;
+    uint32_t id = 0;
+    PortId port = kAnyPort;
+    uint64_t generator = 0;
+    uint64_t selected = 0;
+    uint64_t hits = 0;
+    PacketQueue held;  // ascending release times
+    // Of `down`.
+    bool starts_at_once = false;  // with us=, at the next call that has a time
+    bool is_down = false;
+    bool was_down = false;
+    transport::Time up_again = transport::Time::Never();
+
+    bool exhausted() const { return rule.count && hits >= *rule.count; }
+    bool HasPort(PortId p) const { return port == kAnyPort || port == p; }
+  };
+  struct Facts;
+
+  static uint64_t Random(ActiveRule* rule);
+  static bool Matches(const ActiveRule& rule, const Facts& facts);
+  static bool Selects(ActiveRule* rule, const Facts& facts);
+  // True: the packet is dropped.
+  static bool ApplyDown(ActiveRule* rule, const Facts& facts, transport::Time now);
+  static void UpdateDown(ActiveRule* rule, transport::Time now);
+  void ApplyDelay(ActiveRule* rule, rte_mbuf* packet, transport::Time now, PacketQueue* out);
+  bool CanReorder(const ActiveRule& rule, const Facts& facts) const;
+  void Hold(ActiveRule* rule, rte_mbuf* packet, transport::Time release);
+  void Pass(rte_mbuf* packet, PacketQueue* out);
+  void Leave(rte_mbuf* packet, ActiveRule* holder, transport::Time now, PacketQueue* out);
+
+  std::list<ActiveRule> rules_;
+  PacketQueue released_;  // of removed rules
+  size_t held_ = 0;
+  uint32_t next_id_ = 1;
+};
+
+}  // namespace verbena::nic
