@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Creation, destruction and arming of completion queues; polling is in
+// poll_cq.cc.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "provider/event_pipe.h"
+#include "provider/provider.h"
+
+namespace verbena::provider {
+namespace {
+
+uint32_t Log2(uint32_t power_of_two) { return static_cast<uint32_t>(__builtin_ctz(power_of_two)); }
+
+void DestroyOnDevice(Context* context, uint32_t handle) {
+  abi::HandleRequest request = {};
+  abi::DestroyReply reply = {};
+  request.header.op = abi::kCmdDestroyCq;
+  request.handle = handle;
+  context->channel.Execute(&request, &reply);
+}
+
+int Create(Context* context, Cq* cq, int cqe, int comp_vector, int event_fd) {
+  abi::CreateCqRequest request = {};
+  abi::CreateCqReply reply = {};
+  request.header.op = abi::kCmdCreateCq;
+  request.cqe = static_cast<uint32_t>(cqe);
+  request.comp_vector = static_cast<uint32_t>(comp_vector);
+  request.user_handle = reinterpret_cast<uint64_t>(&cq->base.cq);
+  request.has_channel = event_fd >= 0;
+  const CreateGuard guard(context);
+  ReplyFds fds;
+  int error = context->channel.Execute(&request, &reply, event_fd, &fds);
+  if (error != 0) return error;
+  int fd_index = 0;
+  error = MapRing(context, reply.ring, &fds, &fd_index, sizeof(abi::Cqe), &cq->ring);
+  if (error == 0 && (cq->ring.slots == 0 || reply.handle >= abi::kMaxCqSlots)) error = EIO;
+  if (error != 0) {
+    DestroyOnDevice(context, reply.handle);
+    return error;
+  }
+  cq->slot = reply.handle;
+  cq->record = &context->page->cq[reply.handle];
+  cq->record->consumer.store(0, std::memory_order_release);
+  cq->slots_log2 = Log2(cq->ring.slots);
+  cq->base.cq.handle = reply.handle;
+  cq->base.cq.cqe = static_cast<int>(reply.cqe);
+  return 0;
+}
+
+// Waits until the application has acknowledged `reported` completion events
+// and `reported_async` asynchronous ones (ibv_destroy_cq(3)).
+void WaitForAcks(ibv_cq* cq, uint32_t reported, uint32_t reported_async) {
+  pthread_mutex_lock(&cq->mutex);
+  while (static_cast<int32_t>(reported - cq->comp_events_completed) > 0 ||
+         static_cast<int32_t>(reported_async - cq->async_events_completed) > 0) {
+    pthread_cond_wait(&cq->cond, &cq->mutex);
+  }
+  pthread_mutex_unlock(&cq->mutex);
+}
+
+}  // namespace
+
+ibv_cq* CreateCq(ibv_context* ibv, int cqe, ibv_comp_channel* channel, int comp_vector) {
+  Context* context = ToContext(ibv);
+  if (cqe < 1 || comp_vector < 0 || comp_vector >= ibv->num_comp_vectors) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  if (Unusable(context)) {
+    errno = EIO;
+    return nullptr;
+  }
+  Cq* cq = static_cast<Cq*>(calloc(1, sizeof(Cq)));
+  if (cq == nullptr) return nullptr;
+  int error = 0;
+  int event_fd = -1;
+  if (channel != nullptr) {
+    event_fd = ReopenPipe(channel->fd, O_WRONLY);
+    if (event_fd < 0) error = -event_fd;
+  }
+  if (error == 0) error = Create(context, cq, cqe, comp_vector, event_fd);
+  if (event_fd >= 0) close(event_fd);
+  if (error != 0) {
+    free(cq);
+    errno = error;
+    return nullptr;
+  }
+  return &cq->base.cq;  // libibverbs fills in the rest
+}
+
+int DestroyCq(ibv_cq* ibv) {
+  Cq* cq = ToCq(ibv);
+  Context* context = ToContext(ibv->context);
+  abi::HandleRequest request = {};
+  abi::DestroyReply reply = {};
+  request.header.op = abi::kCmdDestroyCq;
+  request.handle = ibv->handle;
+  const int error = context->channel.Execute(&request, &reply);
+  if (error == 0) {
+    // Events that nobody has read yet must not be read any more.
+    const uint64_t element = reinterpret_cast<uint64_t>(ibv);
+    if (reply.comp_events != 0 && ibv->channel != nullptr) {
+      reply.comp_events -= DrainEvents(ibv->channel->fd, sizeof(uint64_t), element);
+    }
+    if (reply.async_events != 0) {
+      reply.async_events -=
+          DrainEvents(ibv->context->async_fd, sizeof(abi::AsyncEventRecord), element);
+    }
+    WaitForAcks(ibv, reply.comp_events, reply.async_events);
+  } else if (DestroyResult(context, error) != 0) {
+    return error;
+  }
+  free(cq);
+  return 0;
+}
+
+// The application polls once more after arming (ibv_req_notify_cq(3)); the
+// fence pairs with the device's between its CQE and its look at `arm`.
+int ReqNotifyCq(ibv_cq* ibv, int solicited_only) {
+  Cq* cq = ToCq(ibv);
+  if (Unusable(ToContext(ibv->context))) return EIO;
+  const uint32_t wanted = solicited_only != 0 ? abi::kCqArmedSolicited : abi::kCqArmedAny;
+  uint32_t current = cq->record->arm.load(std::memory_order_relaxed);
+  while (current < wanted && !cq->record->arm.compare_exchange_weak(current, wanted)) {
+  }
+  abi::FullFence();
+  return 0;
+}
+
+}  // namespace verbena::provider

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Completion channels and the async event descriptor are pipes with records of
+// 8 and 16 bytes; the first 8 name the object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace verbena::provider {
+
+// A second open file description of the pipe behind `fd`, with O_NONBLOCK of
+// its own. `access` is O_RDONLY or O_WRONLY. Returns it or -errno.
+int ReopenPipe(int fd, int access);
+
+// Takes the unread records of `element` out of the pipe behind `fd`, so that
+// nobody gets a pointer to a destroyed object, and returns how many there were.
+// Other records stay, behind those that arrive meanwhile. The device writes no
+// more records of `element`.
+uint32_t DrainEvents(int fd, size_t record_bytes, uint64_t element);
+
+}  // namespace verbena::provider

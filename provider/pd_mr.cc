@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
+#include <cstdlib>
+
+#include "provider/memory_check.h"
+#include "provider/provider.h"
+
+namespace verbena::provider {
+namespace {
+
+constexpr unsigned kDeviceAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                   IBV_ACCESS_ZERO_BASED;
+// Without meaning here, but no reason to fail:
+// MW_BIND allows only what alloc_mw refuses, and Linux registers such regions
+// on devices without memory windows too. HUGETLB qualifies ON_DEMAND only.
+// Optional bits (relaxed ordering) are hints by definition.
+constexpr unsigned kIgnoredAccess =
+    IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
+
+int CheckAccess(unsigned access) {
+  // On-demand paging and the flush rights of later releases (bits 8 and 9).
+  constexpr unsigned kNotSupported = IBV_ACCESS_ON_DEMAND | 1u << 8 | 1u << 9;
+  if ((access & kNotSupported) != 0) return EOPNOTSUPP;
+  if ((access & ~(kDeviceAccess | kIgnoredAccess)) != 0) return EINVAL;
+  if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0 &&
+      (access & IBV_ACCESS_LOCAL_WRITE) == 0) {
+    return EINVAL;
+  }
+  return 0;
+}
+
+int Register(Context* context, Mr* mr, const abi::RegMrRequest& wanted) {
+  if (Unusable(context)) return EIO;
+  int error = CheckAccess(wanted.access);
+  if (error != 0) return error;
+  abi::RegMrRequest request = wanted;
+  request.access &= kDeviceAccess;
+  if ((request.access & IBV_ACCESS_ZERO_BASED) != 0) request.iova = 0;
+  uint64_t end;
+  if (request.length == 0 || __builtin_add_overflow(request.address, request.length, &end) ||
+      __builtin_add_overflow(request.iova, request.length - 1, &end)) {
+    return EINVAL;
+  }
+  error = CheckRange(request.address, request.length,
+                     (request.access & IBV_ACCESS_LOCAL_WRITE) != 0, !context->on_valgrind);
+  if (error != 0) return error;
+  abi::RegMrReply reply = {};
+  request.header.op = abi::kCmdRegMr;
+  error = context->channel.Execute(&request, &reply);
+  if (error != 0) return error;
+  mr->base.mr.handle = reply.handle;
+  mr->base.mr.lkey = reply.lkey;
+  mr->base.mr.rkey = reply.rkey;
+  return 0;
+}
+
+}  // namespace
+
+ibv_pd* AllocPd(ibv_context* ibv) {
+  Pd* pd = static_cast<Pd*>(calloc(1, sizeof(Pd)));
+  if (pd == nullptr) return nullptr;
+  abi::HandleRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdAllocPd;
+  const int error = ToContext(ibv)->channel.Execute(&request, &reply);
+  if (error != 0) {
+    free(pd);
+    errno = error;
+    return nullptr;
+  }
+  pd->base.context = ibv;
+  pd->base.handle = reply.handle;
+  return &pd->base;
+}
+
+int DeallocPd(ibv_pd* pd) {
+  Context* context = ToContext(pd->context);
+  abi::HandleRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdDeallocPd;
+  request.handle = pd->handle;
+  const int error = DestroyResult(context, context->channel.Execute(&request, &reply));
+  if (error == 0) free(pd);
+  return error;
+}
+
+ibv_mr* RegMr(ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) {
+  Mr* mr = static_cast<Mr*>(calloc(1, sizeof(Mr)));
+  if (mr == nullptr) return nullptr;
+  abi::RegMrRequest request = {};
+  request.pd = pd->handle;
+  request.access = static_cast<uint32_t>(access);
+  request.address = reinterpret_cast<uint64_t>(address);
+  request.length = length;
+  request.iova = iova;
+  const int error = Register(ToContext(pd->context), mr, request);
+  if (error != 0) {
+    free(mr);
+    errno = error;
+    return nullptr;
+  }
+  // libibverbs reads it when it undoes its fork protection.
+  mr->base.access = access;
+  mr->base.mr.context = pd->context;
+  mr->base.mr.pd = pd;
+  mr->base.mr.addr = address;
+  mr->base.mr.length = length;
+  return &mr->base.mr;
+}
+
+int DeregMr(VerbsMr* mr) {
+  Context* context = ToContext(mr->mr.context);
+  abi::HandleRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdDeregMr;
+  request.handle = mr->mr.handle;
+  const int error = DestroyResult(context, context->channel.Execute(&request, &reply));
+  if (error == 0) free(Downcast<Mr>(mr));
+  return error;
+}
+
+}  // namespace verbena::provider

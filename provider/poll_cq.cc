@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hot path of completion: no system call and no allocation, except that an
+// application which polls in vain gives up its CPU, which on few CPUs is the
+// one that the engine needs.
+#include <sched.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "provider/provider.h"
+#include "provider/valgrind.h"
+
+namespace verbena::provider {
+namespace {
+
+constexpr uint32_t kEmptyPollsBeforeYield = 16;
+
+// Bytes that the device wrote for a WQE count as defined from now on.
+void MarkSges(const abi::Sge* sges, uint32_t count, uint64_t bytes) {
+  for (uint32_t i = 0; i < count && bytes != 0; ++i) {
+    abi::Sge sge = sges[i];
+    MakeDefined(&sge, sizeof(sge));
+    const uint64_t part = sge.length < bytes ? sge.length : bytes;
+    MakeDefined(reinterpret_cast<const void*>(sge.address), part);
+    bytes -= part;
+  }
+}
+
+uint32_t AtMost(uint32_t value, uint32_t limit) { return value < limit ? value : limit; }
+
+void MarkSendWqe(const Qp* qp, uint32_t index) {
+  const uint8_t* slot = qp->sq.ring.Slot(index);
+  const abi::SendWqe* wqe = reinterpret_cast<const abi::SendWqe*>(slot);
+  const uint8_t opcode = wqe->opcode;
+  const bool atomic = opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+  if (opcode != IBV_WR_RDMA_READ && !atomic) return;
+  MarkSges(reinterpret_cast<const abi::Sge*>(slot + sizeof(*wqe)),
+           AtMost(wqe->num_sge, qp->sq.max_sge), atomic ? sizeof(uint64_t) : UINT64_MAX);
+}
+
+void MarkRecvWqe(const Qp* qp, uint32_t index, const abi::Cqe& cqe) {
+  const uint8_t* slot = qp->rq.ring.Slot(index);
+  const abi::RecvWqe* wqe = reinterpret_cast<const abi::RecvWqe*>(slot);
+  MarkSges(reinterpret_cast<const abi::Sge*>(slot + sizeof(*wqe)),
+           AtMost(wqe->num_sge, qp->rq.max_sge), cqe.byte_len);
+}
+
+// Frees the slots of all WQEs up to the completed one. The device's index is
+// believed only within what was posted.
+void Retire(WorkQueue* queue, uint32_t wqe_index) {
+  const uint32_t tail = queue->tail.load(std::memory_order_relaxed);
+  const uint32_t outstanding = queue->head.load(std::memory_order_relaxed) - tail;
+  const uint32_t done = wqe_index + 1 - tail;
+  if (done <= outstanding) queue->tail.store(wqe_index + 1, std::memory_order_release);
+}
+
+void MarkDefined(Qp* qp, const abi::Cqe& cqe, bool send) {
+  const WorkQueue& queue = send ? qp->sq : qp->rq;
+  uint32_t index = queue.tail.load(std::memory_order_relaxed);
+  const uint32_t outstanding = queue.head.load(std::memory_order_relaxed) - index;
+  const uint32_t count = cqe.wqe_index + 1 - index;
+  if (count > outstanding) return;
+  for (uint32_t i = 0; i < count; ++i, ++index) {
+    if (send) {
+      MarkSendWqe(qp, index);
+    } else {
+      MarkRecvWqe(qp, index, cqe);
+    }
+  }
+}
+
+// The QP that a CQE belongs to, NULL if that QP is gone or was reset.
+Qp* FindQp(const Context* context, const Cq* cq, const abi::Cqe& cqe) {
+  if (cqe.qp_slot >= abi::kMaxQpSlots) return nullptr;
+  const QpTableEntry& entry = context->qp_table[cqe.qp_slot];
+  Qp* qp = entry.qp.load(std::memory_order_acquire);
+  if (qp == nullptr || entry.generation.load(std::memory_order_relaxed) != cqe.qp_generation) {
+    return nullptr;
+  }
+  const Cq* expected = (cqe.flags & abi::kCqeSend) != 0 ? qp->send_cq : qp->recv_cq;
+  return expected == cq ? qp : nullptr;
+}
+
+unsigned WcFlags(uint8_t cqe_flags) {
+  unsigned flags = 0;
+  if ((cqe_flags & abi::kCqeGrh) != 0) flags |= IBV_WC_GRH;
+  if ((cqe_flags & abi::kCqeWithImm) != 0) flags |= IBV_WC_WITH_IMM;
+  if ((cqe_flags & abi::kCqeWithInv) != 0) flags |= IBV_WC_WITH_INV;
+  return flags;
+}
+
+void Translate(const abi::Cqe& cqe, ibv_wc* wc) {
+  wc->wr_id = cqe.wr_id;
+  wc->status = static_cast<ibv_wc_status>(cqe.status);
+  wc->opcode = static_cast<ibv_wc_opcode>(cqe.opcode);
+  wc->vendor_err = cqe.vendor_err;
+  wc->byte_len = cqe.byte_len;
+  wc->imm_data = cqe.imm_or_inv;  // shares its place with invalidated_rkey
+  wc->qp_num = cqe.qpn;
+  wc->src_qp = cqe.src_qpn;
+  wc->wc_flags = WcFlags(cqe.flags);
+  wc->pkey_index = cqe.pkey_index;
+  wc->slid = 0;
+  wc->sl = cqe.sl;
+  wc->dlid_path_bits = 0;
+}
+
+// Everything but the phase, which has been read already.
+void CopyCqe(const uint8_t* slot, abi::Cqe* cqe) {
+  memcpy(static_cast<void*>(cqe), slot, offsetof(abi::Cqe, phase));
+}
+
+// Hands the CQE to the application; false if it is stale.
+bool Accept(const Context* context, Cq* cq, const abi::Cqe& cqe, ibv_wc* wc) {
+  Qp* qp = FindQp(context, cq, cqe);
+  if (qp == nullptr) return false;
+  const bool send = (cqe.flags & abi::kCqeSend) != 0;
+  if (context->on_valgrind && cqe.status == IBV_WC_SUCCESS) MarkDefined(qp, cqe, send);
+  Retire(send ? &qp->sq : &qp->rq, cqe.wqe_index);
+  Translate(cqe, wc);
+  return true;
+}
+
+int FlushQueue(Qp* qp, WorkQueue* queue, ibv_wc_opcode opcode, int room, ibv_wc* wc) {
+  const SpinGuard guard(queue->lock);
+  uint32_t tail = queue->tail.load(std::memory_order_relaxed);
+  const uint32_t head = queue->head.load(std::memory_order_relaxed);
+  int count = 0;
+  for (; count < room && tail != head; ++count, ++tail) {
+    memset(static_cast<void*>(&wc[count]), 0, sizeof(wc[count]));
+    wc[count].wr_id = queue->wr_ids[tail & (queue->ring.slots - 1)];
+    wc[count].status = IBV_WC_WR_FLUSH_ERR;
+    wc[count].opcode = opcode;
+    wc[count].qp_num = qp->base.qp.qp_num;
+  }
+  queue->tail.store(tail, std::memory_order_release);
+  return count;
+}
+
+// After the death of the device: completes what it left undone. Posting takes
+// the same locks and looks for the death under them, so nothing is missed.
+int Flush(Cq* cq, int room, ibv_wc* wc) {
+  int count = 0;
+  for (Qp* qp = cq->senders; qp != nullptr && count < room; qp = qp->sq.next) {
+    count += FlushQueue(qp, &qp->sq, IBV_WC_SEND, room - count, wc + count);
+  }
+  for (Qp* qp = cq->receivers; qp != nullptr && count < room; qp = qp->rq.next) {
+    count += FlushQueue(qp, &qp->rq, IBV_WC_RECV, room - count, wc + count);
+  }
+  return count;
+}
+
+int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc) {
+  const uint32_t start = cq->consumer;
+  uint32_t consumer = start;
+  int count = 0;
+  while (count < room) {
+    const uint8_t* slot = cq->ring.Slot(consumer);
+    const uint32_t phase =
+        reinterpret_cast<const abi::Cqe*>(slot)->phase.load(std::memory_order_acquire);
+    const uint32_t expected = ((consumer >> cq->slots_log2) & 1) ^ 1;
+    if ((phase & 1) != expected) break;
+    abi::Cqe cqe;
+    CopyCqe(slot, &cqe);
+    ++consumer;
+    if (Accept(context, cq, cqe, &wc[count])) ++count;
+  }
+  if (consumer != start) {
+    cq->consumer = consumer;
+    cq->record->consumer.store(consumer, std::memory_order_release);
+  }
+  return count;
+}
+
+}  // namespace
+
+int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
+  Cq* cq = ToCq(ibv);
+  const Context* context = ToContext(ibv->context);
+  if (num_entries < 0) return -EINVAL;
+  if (context->fork_generation != g_fork_generation.load(std::memory_order_relaxed)) return -EIO;
+  bool yield = false;
+  int count;
+  {
+    const SpinGuard guard(cq->lock);
+    count = PollLocked(context, cq, num_entries, wc);
+    if (count == 0 && num_entries > 0) {
+      if (context->DeviceDead()) count = Flush(cq, num_entries, wc);
+      // Not counted further: only "more than" matters.
+      if (cq->empty_polls < kEmptyPollsBeforeYield) {
+        ++cq->empty_polls;
+      } else {
+        yield = context->wake->mode == abi::kEngineThreadPerCpu;
+      }
+    } else {
+      cq->empty_polls = 0;
+    }
+  }
+  if (yield) sched_yield();
+  return count;
+}
+
+}  // namespace verbena::provider

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "provider/preload/uverbs_fd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace verbena::provider {
+namespace {
+
+// Layout of struct ib_uverbs_ioctl_hdr and ib_uverbs_attr.
+struct IoctlHeader {
+  uint16_t length;
+  uint16_t object_id;
+  uint16_t method_id;
+  uint16_t num_attrs;
+  uint64_t reserved1;
+  uint32_t driver_id;
+  uint32_t reserved2;
+};
+static_assert(sizeof(IoctlHeader) == 24);
+
+struct IoctlAttr {
+  uint16_t attr_id;
+  uint16_t len;
+  uint16_t flags;
+  uint16_t attr_data;
+  uint64_t data;
+};
+static_assert(sizeof(IoctlAttr) == 16);
+
+constexpr uint16_t kObjectDevice = 0;
+constexpr uint16_t kMethodInvokeWrite = 0;
+constexpr uint16_t kAttrCoreOut = 1;
+constexpr uint16_t kAttrWriteCommand = 2;
+constexpr uint64_t kCommandCreateCompChannel = 17;
+
+// Reads without moving anybody's file position.
+bool ReadContent(int fd, abi::CommandFdContent* content) {
+  return syscall(SYS_pread64, fd, content, sizeof(*content), 0) == sizeof(*content) &&
+         content->magic == abi::kCommandFdMagic && content->kind == 0;
+}
+
+int Fail(int error) {
+  errno = error;
+  return -1;
+}
+
+// A completion channel: a pipe of which one descriptor is both ends, so that a
+// reader never sees its end and the provider can open writers from it.
+int CreateCompChannel() {
+  int ends[2];
+  if (syscall(SYS_pipe2, ends, O_CLOEXEC) != 0) return -1;
+  char path[32];
+  snprintf(path, sizeof(path), "/proc/self/fd/%d", ends[0]);
+  const int both = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC));
+  const int error = errno;
+  syscall(SYS_close, ends[0]);
+  syscall(SYS_close, ends[1]);
+  return both < 0 ? Fail(error) : both;
+}
+
+}  // namespace
+
+int OpenUverbs(const char* marker, int number, int flags) {
+  if (syscall(SYS_faccessat, AT_FDCWD, marker, F_OK) != 0) return -1;
+  if ((flags & O_DIRECTORY) != 0) return Fail(ENOTDIR);
+  if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) return Fail(EEXIST);
+  char name[32];
+  snprintf(name, sizeof(name), "verbena-uverbs%d", number);
+  const unsigned cloexec = (flags & O_CLOEXEC) != 0 ? MFD_CLOEXEC : 0u;
+  const int fd = static_cast<int>(syscall(SYS_memfd_create, name, MFD_ALLOW_SEALING | cloexec));
+  if (fd < 0) return -1;
+  abi::CommandFdContent content = {};
+  content.magic = abi::kCommandFdMagic;
+  content.device_index = static_cast<uint32_t>(number);
+  if (syscall(SYS_pwrite64, fd, &content, sizeof(content), 0) != sizeof(content)) {
+    syscall(SYS_close, fd);
+    return Fail(EIO);
+  }
+  return fd;
+}
+
+bool IsUverbs(int fd, const struct stat& status) {
+  // Spares nearly every other file the read.
+  if (!S_ISREG(status.st_mode) || status.st_nlink != 0 ||
+      status.st_size != sizeof(abi::CommandFdContent)) {
+    return false;
+  }
+  const int before = errno;
+  abi::CommandFdContent content;
+  const bool ours = ReadContent(fd, &content);
+  errno = before;
+  return ours;
+}
+
+bool IsUverbs(int fd) {
+  const int before = errno;
+  struct stat status;
+  const bool ours = syscall(SYS_fstat, fd, &status) == 0 && IsUverbs(fd, status);
+  errno = before;
+  return ours;
+}
+
+void MakeCharDevice(struct stat* status, unsigned number) {
+  status->st_mode = S_IFCHR | 0666;
+  status->st_rdev = makedev(abi::kUverbsMajor, abi::kUverbsFirstMinor + number);
+  status->st_nlink = 1;
+  status->st_size = 0;
+  status->st_blocks = 0;
+}
+
+void FixFdStatus(int fd, struct stat* status) {
+  if (!IsUverbs(fd, *status)) return;
+  abi::CommandFdContent content;
+  const int before = errno;
+  if (ReadContent(fd, &content)) MakeCharDevice(status, content.device_index);
+  errno = before;
+}
+
+int VerbsIoctl(void* argument) {
+  if (argument == nullptr) return Fail(EFAULT);
+  const IoctlHeader* header = static_cast<const IoctlHeader*>(argument);
+  IoctlAttr* attrs = reinterpret_cast<IoctlAttr*>(static_cast<char*>(argument) + sizeof(*header));
+  if (header->length != sizeof(*header) + header->num_attrs * sizeof(IoctlAttr)) {
+    return Fail(EINVAL);
+  }
+  if (header->object_id != kObjectDevice || header->method_id != kMethodInvokeWrite) {
+    return Fail(EPROTONOSUPPORT);
+  }
+  uint64_t command = 0;
+  IoctlAttr* out = nullptr;
+  for (uint16_t i = 0; i < header->num_attrs; ++i) {
+    if (attrs[i].attr_id == kAttrWriteCommand) command = attrs[i].data;
+    if (attrs[i].attr_id == kAttrCoreOut) out = &attrs[i];
+  }
+  if (command != kCommandCreateCompChannel) {
+    // libibverbs' probe sends a command without room for an answer and takes
+    // ENOSPC, which the kernel gives too, for "such ioctls exist".
+    return Fail(out == nullptr ? ENOSPC : EPROTONOSUPPORT);
+  }
+  if (out == nullptr || out->len < sizeof(uint32_t) || out->data == 0) return Fail(ENOSPC);
+  const int fd = CreateCompChannel();
+  if (fd < 0) return -1;
+  const uint32_t answer = static_cast<uint32_t>(fd);
+  memcpy(reinterpret_cast<void*>(out->data), &answer, sizeof(answer));
+  out->flags |= 2;  // "output is valid", as the kernel marks it
+  return 0;
+}
+
+}  // namespace verbena::provider

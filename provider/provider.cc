@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Registration with libibverbs and the life of a context.
+#include "provider/provider.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "provider/run_folder.h"
+#include "provider/valgrind.h"
+
+namespace verbena::provider {
+
+std::atomic<uint32_t> g_fork_generation{0};
+
+namespace {
+
+constexpr char kDeviceName[] = "verbena";
+constexpr uint32_t kMaxDevices = 64;  // minors 192 … 255
+constexpr uint32_t kMaxSegments = 65536;
+
+void Say(const char* text) {
+  const ssize_t written = write(STDERR_FILENO, text, strlen(text));
+  static_cast<void>(written);
+}
+
+// N of "verbenaN", or kMaxDevices.
+uint32_t DeviceIndex(const char* name) {
+  const size_t length = sizeof(kDeviceName) - 1;
+  if (strncmp(name, kDeviceName, length) != 0 || name[length] == '\0') return kMaxDevices;
+  uint32_t index = 0;
+  for (const char* digit = name + length; *digit != '\0'; ++digit) {
+    if (*digit < '0' || *digit > '9') return kMaxDevices;
+    index = index * 10 + static_cast<uint32_t>(*digit - '0');
+    if (index >= kMaxDevices) return kMaxDevices;
+  }
+  return index;
+}
+
+bool MatchDevice(VerbsSysfsDev* sysfs_dev) {
+  return DeviceIndex(sysfs_dev->ibdev_name) < kMaxDevices;
+}
+
+VerbsDevice* AllocDevice(VerbsSysfsDev* sysfs_dev) {
+  Device* device = static_cast<Device*>(calloc(1, sizeof(Device)));
+  if (device == nullptr) return nullptr;
+  device->index = DeviceIndex(sysfs_dev->ibdev_name);
+  device->base.core_support = kCoreSupportOptionalMrAccess;
+  return &device->base;
+}
+
+void UninitDevice(VerbsDevice* device) { free(Downcast<Device>(device)); }
+
+void* MapShared(int fd, size_t bytes, int protection) {
+  struct stat status;
+  if (fd < 0 || syscall(SYS_fstat, fd, &status) != 0 ||
+      static_cast<uint64_t>(status.st_size) < bytes) {
+    return nullptr;
+  }
+  void* base = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  return base == MAP_FAILED ? nullptr : base;
+}
+
+// A page at an address that no later program in this process will have, with
+// a content that it will not have either; see Hello.
+int MapGuardPage(Context* context, abi::Hello* hello) {
+  uint64_t random[2];
+  if (getrandom(random, sizeof(random), 0) != sizeof(random)) return EIO;
+  const size_t page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t hint = (1ull << 40) + random[0] % (1ull << 45) / page_bytes * page_bytes;
+  void* page = mmap(reinterpret_cast<void*>(hint), page_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return errno;
+  context->guard_page = page;
+  context->guard_owner = getpid();
+  if (madvise(page, page_bytes, MADV_DONTFORK) != 0) return errno;
+  memcpy(page, &random[1], sizeof(random[1]));
+  hello->guard_address = reinterpret_cast<uint64_t>(page);
+  hello->guard_magic = random[1];
+  return 0;
+}
+
+void SayMismatch(const Device* device, const abi::Hello& hello, const abi::HelloReply& reply) {
+  const abi::AbiSizes& ours = hello.sizes;
+  const abi::AbiSizes& theirs = reply.sizes;
+  char text[512];
+  snprintf(text, sizeof(text),
+           "verbena%u: this provider and the running daemon do not fit (provider: version %u-%u, "
+           "sizes %u/%u/%u/%u/%u/%u/%u; daemon: version %u-%u, sizes %u/%u/%u/%u/%u/%u/%u). "
+           "Restart the daemon with the version that you use now.\n",
+           device->index, hello.version_min, hello.version_max, ours.context_page_kib,
+           ours.qp_record, ours.cq_record, ours.wake_page, ours.send_wqe, ours.recv_wqe, ours.cqe,
+           reply.version_min, reply.version_max, theirs.context_page_kib, theirs.qp_record,
+           theirs.cq_record, theirs.wake_page, theirs.send_wqe, theirs.recv_wqe, theirs.cqe);
+  Say(text);
+}
+
+int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hello& hello) {
+  abi::HelloReply reply;
+  ReplyFds fds;
+  int error = context->channel.SayHello(hello, mem_fd, &reply, &fds);
+  const bool fits = reply.magic == abi::kMagic && reply.sizes == hello.sizes &&
+                    (reply.error != 0 ||
+                     (reply.version >= hello.version_min && reply.version <= hello.version_max));
+  if (error == EPROTO || (error == 0 && !fits)) {
+    SayMismatch(device, hello, reply);
+    return EPROTO;
+  }
+  if (error == EPERM) {
+    char text[320];
+    snprintf(text, sizeof(text),
+             "verbena%u: the daemon may not access this program's memory (the program is not "
+             "dumpable: prctl or file capabilities; or it is another user's; or Yama forbids it). "
+             "`verbena doctor` tells more.\n",
+             device->index);
+    Say(text);
+  }
+  if (error != 0) return error;
+  context->attributes = reply.attributes;
+  context->page = static_cast<abi::ContextPage*>(
+      MapShared(fds.fd[0], sizeof(abi::ContextPage), PROT_READ | PROT_WRITE));
+  context->wake = static_cast<abi::WakePage*>(
+      MapShared(fds.fd[1], sizeof(abi::WakePage), PROT_READ | PROT_WRITE));
+  context->status =
+      static_cast<abi::StatusPage*>(MapShared(fds.fd[2], sizeof(abi::StatusPage), PROT_READ));
+  if (context->page == nullptr || context->wake == nullptr || context->status == nullptr) {
+    return ENOMEM;
+  }
+  context->channel.SetStatusPage(context->status);
+  // libibverbs owns the descriptor from here on.
+  context->verbs.context.async_fd = fds.Take(3);
+  if (context->verbs.context.async_fd < 0) return EPROTO;
+  context->verbs.context.num_comp_vectors =
+      reply.attributes.num_comp_vectors > 0 ? static_cast<int>(reply.attributes.num_comp_vectors)
+                                            : 1;
+  // Makes the command descriptor name this context, for good.
+  abi::CommandFdContent content;
+  const int cmd_fd = context->verbs.context.cmd_fd;
+  if (pread(cmd_fd, &content, sizeof(content), 0) != sizeof(content) ||
+      content.magic != abi::kCommandFdMagic || content.device_index != device->index) {
+    return ENODEV;
+  }
+  content.cookie = reply.cookie;
+  if (pwrite(cmd_fd, &content, sizeof(content), 0) != sizeof(content)) return errno;
+  // A seal that is missing endangers nobody but this process.
+  fcntl(cmd_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
+  return 0;
+}
+
+int ConnectToDaemon() {
+  SocketPath paths[kMaxSocketPaths];
+  const int count = FindSocketPaths(paths);
+  int fd = -ENODEV;
+  for (int i = 0; i < count; ++i) {
+    fd = ConnectTo(paths[i]);
+    if (fd >= 0) break;
+  }
+  return fd;
+}
+
+int OpenContext(Context* context, const Device* device) {
+  context->fork_generation = g_fork_generation.load(std::memory_order_relaxed);
+  context->on_valgrind = RunningOnValgrind();
+  const char* allow = getenv("RDMAV_ALLOW_DISASSOC_DESTROY");
+  context->allow_disassociate_destroy = allow != nullptr;
+  void* table = mmap(nullptr, sizeof(QpTableEntry) * abi::kMaxQpSlots, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) return ENOMEM;
+  context->qp_table = static_cast<QpTableEntry*>(table);
+
+  const int socket_fd = ConnectToDaemon();
+  if (socket_fd < 0) return -socket_fd;
+  int error = context->channel.Init(socket_fd);
+  if (error != 0) {
+    close(socket_fd);
+    return error;
+  }
+  context->channel_open = true;
+
+  abi::Hello hello = {};
+  hello.magic = abi::kMagic;
+  hello.kind = abi::kClientDevice;
+  hello.version_min = abi::kVersionMin;
+  hello.version_max = abi::kVersionMax;
+  hello.device_index = device->index;
+  hello.sizes = abi::kAbiSizes;
+  memcpy(hello.comm, program_invocation_short_name,
+         strnlen(program_invocation_short_name, sizeof(hello.comm)));
+  error = MapGuardPage(context, &hello);
+  if (error != 0) return error;
+  // Without it (no /proc, not dumpable) the device tries its other ways.
+  const int opened =
+      static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/proc/self/mem", O_RDWR | O_CLOEXEC));
+  const int mem_fd = KeepOffStandardFds(opened);
+  error = SayHello(context, device, mem_fd, hello);
+  if (mem_fd >= 0) close(mem_fd);
+  return error;
+}
+
+void ReleaseContext(Context* context) {
+  if (context->channel_open) context->channel.Close();
+  // A forked child does not have the page, and may have something else there.
+  if (context->guard_page != nullptr && context->guard_owner == getpid()) {
+    munmap(context->guard_page, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  }
+  for (uint32_t i = 0; i < context->segment_count; ++i) {
+    if (context->segments[i].base != nullptr) {
+      munmap(context->segments[i].base, context->segments[i].bytes);
+    }
+  }
+  free(context->segments);
+  if (context->qp_table != nullptr) {
+    munmap(context->qp_table, sizeof(QpTableEntry) * abi::kMaxQpSlots);
+  }
+  if (context->page != nullptr) munmap(context->page, sizeof(abi::ContextPage));
+  if (context->wake != nullptr) munmap(context->wake, sizeof(abi::WakePage));
+  if (context->status != nullptr) {
+    munmap(const_cast<abi::StatusPage*>(context->status), sizeof(abi::StatusPage));
+  }
+  verbs_uninit_context(&context->verbs);
+  free(context);
+}
+
+void FreeContext(ibv_context* context) { ReleaseContext(ToContext(context)); }
+
+verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
+  const Device* device = Downcast<Device>(ibv);
+  Context* context = static_cast<Context*>(_verbs_init_and_alloc_context(
+      ibv, cmd_fd, sizeof(Context), reinterpret_cast<verbs_context*>(offsetof(Context, verbs)), 0));
+  if (context == nullptr) return nullptr;
+  const int error = OpenContext(context, device);
+  if (error != 0) {
+    ReleaseContext(context);
+    errno = error;
+    return nullptr;
+  }
+  VerbsContextOps ops = {};
+  ops.alloc_pd = AllocPd;
+  ops.create_ah = CreateAh;
+  ops.create_cq = CreateCq;
+  ops.create_qp = CreateQp;
+  ops.dealloc_pd = DeallocPd;
+  ops.dereg_mr = DeregMr;
+  ops.destroy_ah = DestroyAh;
+  ops.destroy_cq = DestroyCq;
+  ops.destroy_qp = DestroyQp;
+  ops.free_context = FreeContext;
+  ops.modify_qp = ModifyQp;
+  ops.poll_cq = PollCq;
+  ops.post_recv = PostRecv;
+  ops.post_send = PostSend;
+  ops.query_device_ex = QueryDevice;
+  ops.query_port = QueryPort;
+  ops.query_qp = QueryQp;
+  ops.reg_mr = RegMr;
+  ops.req_notify_cq = ReqNotifyCq;
+  verbs_set_ops(&context->verbs, &ops);
+  return &context->verbs;
+}
+
+// Release of the libibverbs in this process by its file name
+// (libibverbs.so.1.14.RELEASE.PATCH), or 0 if that does not tell.
+int LibraryRelease() {
+  Dl_info info;
+  char path[4096];
+  if (dladdr(reinterpret_cast<void*>(&verbs_register_driver_34), &info) == 0 ||
+      realpath(info.dli_fname, path) == nullptr) {
+    return 0;
+  }
+  const char* name = strrchr(path, '/');
+  name = name == nullptr ? path : name + 1;
+  int major = 0;
+  int minor = 0;
+  int release = 0;
+  return sscanf(name, "libibverbs.so.%d.%d.%d", &major, &minor, &release) == 3 ? release : 0;
+}
+
+constexpr VerbsDeviceOps kDeviceOps = {
+    .name = kDeviceName,
+    .match_min_abi_version = 0,
+    .match_max_abi_version = 0x7fffffff,
+    .match_table = nullptr,
+    .static_providers = nullptr,
+    .match_device = MatchDevice,
+    .alloc_context = AllocContext,
+    .import_context = nullptr,
+    .alloc_device = AllocDevice,
+    .uninit_device = UninitDevice,
+};
+
+void InForkedChild() { g_fork_generation.fetch_add(1, std::memory_order_relaxed); }
+
+__attribute__((constructor)) void Register() {
+  const int release = LibraryRelease();
+  if (release != 0 && release < kFirstRelease) {
+    char text[160];
+    snprintf(text, sizeof(text),
+             "verbena: libibverbs of rdma-core %d is too old, %d or newer is needed\n", release,
+             kFirstRelease);
+    Say(text);
+    return;
+  }
+  pthread_atfork(nullptr, nullptr, InForkedChild);
+  verbs_register_driver_34(&kDeviceOps);
+}
+
+}  // namespace
+
+int DestroyResult(const Context* context, int error) {
+  return error == EIO && context->allow_disassociate_destroy && context->DeviceDead() ? 0 : error;
+}
+
+int MapRing(Context* context, const abi::RingLocation& location, ReplyFds* fds, int* fd_index,
+            uint32_t min_stride, Ring* ring) {
+  *ring = {};
+  if (location.slots == 0) return 0;
+  const uint64_t ring_bytes = static_cast<uint64_t>(location.slots) * location.stride;
+  if ((location.slots & (location.slots - 1)) != 0 || location.stride < min_stride ||
+      location.offset % abi::kBlockBytes != 0 || location.stride % 8 != 0 ||
+      location.offset > location.segment_bytes ||
+      ring_bytes > location.segment_bytes - location.offset || location.segment >= kMaxSegments) {
+    return EIO;
+  }
+  uint8_t* mapped = nullptr;
+  if (location.new_segment != 0) {
+    const int fd = fds->Take((*fd_index)++);
+    if (fd < 0) return EIO;
+    mapped = static_cast<uint8_t*>(MapShared(fd, location.segment_bytes, PROT_READ | PROT_WRITE));
+    close(fd);
+    if (mapped == nullptr) return ENOMEM;
+  }
+  if (location.segment >= context->segment_count) {
+    const uint32_t count = location.segment + 1;
+    void* grown = realloc(context->segments, count * sizeof(Segment));
+    if (grown == nullptr) {
+      if (mapped != nullptr) munmap(mapped, location.segment_bytes);
+      return ENOMEM;
+    }
+    context->segments = static_cast<Segment*>(grown);
+    memset(context->segments + context->segment_count, 0,
+           (count - context->segment_count) * sizeof(Segment));
+    context->segment_count = count;
+  }
+  Segment& segment = context->segments[location.segment];
+  if (mapped != nullptr) {
+    if (segment.base != nullptr) munmap(mapped, location.segment_bytes);
+    if (segment.base != nullptr) return EIO;
+    segment = {mapped, location.segment_bytes};
+  }
+  if (segment.base == nullptr || segment.bytes != location.segment_bytes) return EIO;
+  *ring = {segment.base + location.offset, location.slots, location.stride};
+  return 0;
+}
+
+}  // namespace verbena::provider

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Creation and destruction of queue pairs.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "provider/event_pipe.h"
+#include "provider/provider.h"
+
+namespace verbena::provider {
+namespace {
+
+abi::QpCaps ToAbi(const ibv_qp_cap& cap) {
+  return {cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge,
+          cap.max_inline_data};
+}
+
+ibv_qp_cap FromAbi(const abi::QpCaps& caps) {
+  return {caps.max_send_wr, caps.max_recv_wr, caps.max_send_sge, caps.max_recv_sge,
+          caps.max_inline};
+}
+
+int DestroyOnDevice(Context* context, uint32_t handle, abi::DestroyReply* reply) {
+  abi::HandleRequest request = {};
+  request.header.op = abi::kCmdDestroyQp;
+  request.handle = handle;
+  return context->channel.Execute(&request, reply);
+}
+
+// `queue` is zeroed; the ring is mapped. A ring that is too small for what the
+// device promised would let a WQE reach into the next slot.
+int InitQueue(WorkQueue* queue, uint32_t capacity, uint32_t max_sge, uint32_t needed_stride) {
+  if (queue->ring.slots == 0) return capacity == 0 ? 0 : EIO;
+  if (queue->ring.stride < needed_stride) return EIO;
+  queue->capacity = capacity < queue->ring.slots ? capacity : queue->ring.slots;
+  queue->max_sge = max_sge;
+  queue->wr_ids = static_cast<uint64_t*>(calloc(queue->ring.slots, sizeof(uint64_t)));
+  return queue->wr_ids == nullptr ? ENOMEM : 0;
+}
+
+int Adopt(Context* context, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* fds) {
+  int fd_index = 0;
+  int error = MapRing(context, reply.sq, fds, &fd_index, 64, &qp->sq.ring);
+  if (error != 0) return error;
+  error = MapRing(context, reply.rq, fds, &fd_index, 32, &qp->rq.ring);
+  if (error != 0) return error;
+  // Sanity before arithmetic: real limits are 32 SGEs and 512 bytes.
+  constexpr uint32_t kMost = 1 << 16;
+  if (reply.handle >= abi::kMaxQpSlots || reply.caps.max_send_sge > kMost ||
+      reply.caps.max_recv_sge > kMost || reply.caps.max_inline > kMost) {
+    return EIO;
+  }
+  error = InitQueue(&qp->sq, reply.caps.max_send_wr, reply.caps.max_send_sge,
+                    abi::SendStride(reply.caps.max_send_sge, reply.caps.max_inline));
+  if (error != 0) return error;
+  error = InitQueue(&qp->rq, reply.caps.max_recv_wr, reply.caps.max_recv_sge,
+                    abi::RecvStride(reply.caps.max_recv_sge));
+  if (error != 0) return error;
+  qp->slot = reply.handle;
+  qp->generation = reply.generation;
+  qp->max_inline = reply.caps.max_inline;
+  qp->cap = FromAbi(reply.caps);
+  qp->record = &context->page->qp[reply.handle];
+  qp->record->sq_producer.store(0, std::memory_order_release);
+  qp->record->rq_producer.store(0, std::memory_order_release);
+  return 0;
+}
+
+void Push(Qp* qp, WorkQueue Qp::*queue, Qp** list) {
+  WorkQueue& own = qp->*queue;
+  own.next = *list;
+  own.link = list;
+  if (own.next != nullptr) (own.next->*queue).link = &own.next;
+  *list = qp;
+}
+
+void Remove(Qp* qp, WorkQueue Qp::*queue) {
+  WorkQueue& own = qp->*queue;
+  *own.link = own.next;
+  if (own.next != nullptr) (own.next->*queue).link = own.link;
+}
+
+void Publish(Context* context, Qp* qp) {
+  const QpCqsGuard guard(qp);
+  Push(qp, &Qp::sq, &qp->send_cq->senders);
+  Push(qp, &Qp::rq, &qp->recv_cq->receivers);
+  QpTableEntry& entry = context->qp_table[qp->slot];
+  entry.generation.store(qp->generation, std::memory_order_relaxed);
+  entry.qp.store(qp, std::memory_order_release);
+}
+
+void Withdraw(Context* context, Qp* qp) {
+  const QpCqsGuard guard(qp);
+  Remove(qp, &Qp::sq);
+  Remove(qp, &Qp::rq);
+  // The device may have given the slot to another thread's new QP already.
+  Qp* expected = qp;
+  context->qp_table[qp->slot].qp.compare_exchange_strong(expected, nullptr);
+}
+
+void Free(Qp* qp) {
+  free(qp->sq.wr_ids);
+  free(qp->rq.wr_ids);
+  free(qp);
+}
+
+int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) {
+  abi::CreateQpRequest request = {};
+  abi::CreateQpReply reply = {};
+  request.header.op = abi::kCmdCreateQp;
+  request.pd = pd;
+  request.send_cq = attr.send_cq->handle;
+  request.recv_cq = attr.recv_cq->handle;
+  request.type = attr.qp_type;
+  request.sq_sig_all = attr.sq_sig_all != 0;
+  request.caps = ToAbi(attr.cap);
+  request.user_handle = reinterpret_cast<uint64_t>(&qp->base.qp);
+  const CreateGuard guard(context);
+  ReplyFds fds;
+  int error = context->channel.Execute(&request, &reply, -1, &fds);
+  if (error != 0) return error;
+  error = Adopt(context, qp, reply, &fds);
+  if (error != 0) {
+    abi::DestroyReply ignored = {};
+    DestroyOnDevice(context, reply.handle, &ignored);
+    return error;
+  }
+  qp->base.qp.handle = reply.handle;
+  qp->base.qp.qp_num = reply.qpn;
+  return 0;
+}
+
+// libibverbs fills in nothing of a QP.
+void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
+  ibv_qp* ibv = &qp->base.qp;
+  ibv->context = pd->context;
+  ibv->qp_context = attr.qp_context;
+  ibv->pd = pd;
+  ibv->send_cq = attr.send_cq;
+  ibv->recv_cq = attr.recv_cq;
+  ibv->state = IBV_QPS_RESET;
+  ibv->qp_type = attr.qp_type;
+  pthread_mutex_init(&ibv->mutex, nullptr);
+  pthread_cond_init(&ibv->cond, nullptr);
+}
+
+}  // namespace
+
+ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
+  Context* context = ToContext(pd->context);
+  if (attr->srq != nullptr) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  if (attr->send_cq == nullptr || attr->recv_cq == nullptr) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  Qp* qp = static_cast<Qp*>(calloc(1, sizeof(Qp)));
+  if (qp == nullptr) return nullptr;
+  qp->send_cq = ToCq(attr->send_cq);
+  qp->recv_cq = ToCq(attr->recv_cq);
+  qp->signal_all = attr->sq_sig_all != 0;
+  const int error = Create(context, qp, pd->handle, *attr);
+  if (error != 0) {
+    Free(qp);
+    errno = error;
+    return nullptr;
+  }
+  FillHandle(qp, pd, *attr);
+  attr->cap = qp->cap;
+  Publish(context, qp);
+  return &qp->base.qp;
+}
+
+int DestroyQp(ibv_qp* ibv) {
+  Qp* qp = ToQp(ibv);
+  Context* context = ToContext(ibv->context);
+  abi::DestroyReply reply = {};
+  const int error = DestroyOnDevice(context, ibv->handle, &reply);
+  if (error != 0 && DestroyResult(context, error) != 0) return error;
+  Withdraw(context, qp);
+  if (error == 0 && reply.async_events != 0) {
+    reply.async_events -= DrainEvents(ibv->context->async_fd, sizeof(abi::AsyncEventRecord),
+                                      reinterpret_cast<uint64_t>(ibv));
+    pthread_mutex_lock(&ibv->mutex);
+    while (static_cast<int32_t>(reply.async_events - ibv->events_completed) > 0) {
+      pthread_cond_wait(&ibv->cond, &ibv->mutex);
+    }
+    pthread_mutex_unlock(&ibv->mutex);
+  }
+  pthread_cond_destroy(&ibv->cond);
+  pthread_mutex_destroy(&ibv->mutex);
+  Free(qp);
+  return 0;
+}
+
+}  // namespace verbena::provider
