@@ -64,22 +64,33 @@ struct Completion {
 };
 
 // Counted events of one QP's state machines (cumulative). The names are those
-// of Linux hw_counters where one exists.
+// of Linux hw_counters where one exists. X(name, meaning)
+#define VERBENA_TRANSPORT_COUNTERS(X)                           \
+  X(duplicate_request, "requests received again")               \
+  X(out_of_seq_request, "requests ahead of the expected PSN")   \
+  X(rcvd_rnr_err, "RNR NAKs received")                          \
+  X(send_rnr_err, "RNR NAKs sent")                              \
+  X(rcvd_seq_err, "sequence NAKs received")                     \
+  X(ack_deferred, "ACKs held for a DMA ticket")                 \
+  X(retry_exceeded_err, "WRs failed with RETRY_EXC_ERR")        \
+  X(retry_rnr_exceeded_err, "WRs failed with RNR_RETRY_EXC_ERR") \
+  X(completer_retry_err, "go-back-N rounds")                    \
+  X(local_ack_timeout_err, "retransmission timeouts")           \
+  X(send_err, "fatal NAKs received")                            \
+  X(rdma_sends, "send WRs completed with success")              \
+  X(rdma_recvs, "receives completed with success")              \
+  X(dropped, "packets that the state machine ignored")
+
 struct TransportCounters {
-  uint64_t duplicate_request = 0;
-  uint64_t out_of_seq_request = 0;   // sequence NAKs sent or suppressed
-  uint64_t rcvd_rnr_err = 0;         // RNR NAKs received
-  uint64_t send_rnr_err = 0;         // RNR NAKs sent
-  uint64_t rcvd_seq_err = 0;         // sequence NAKs received
-  uint64_t ack_deferred = 0;         // ACKs held for a DMA ticket
-  uint64_t retry_exceeded_err = 0;
-  uint64_t retry_rnr_exceeded_err = 0;
-  uint64_t completer_retry_err = 0;  // go-back-N rounds
-  uint64_t local_ack_timeout_err = 0;
-  uint64_t send_err = 0;             // fatal NAKs received
-  uint64_t rdma_sends = 0;
-  uint64_t rdma_recvs = 0;
-  uint64_t dropped = 0;              // packets that the state machine ignored
+#define X(name, meaning) uint64_t name = 0;
+  VERBENA_TRANSPORT_COUNTERS(X)
+#undef X
+
+  void Add(const TransportCounters& other) {
+#define X(name, meaning) name += other.name;
+    VERBENA_TRANSPORT_COUNTERS(X)
+#undef X
+  }
 };
 
 }  // namespace verbena::transport

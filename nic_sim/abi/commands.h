@@ -49,15 +49,14 @@ struct AbiSizes {
 
   bool operator==(const AbiSizes&) const = default;
 };
-inline constexpr AbiSizes kAbiSizes = {
-    sizeof(ContextPage) / 1024,
-    sizeof(QpRecord),
-    sizeof(CqRecord),
-    sizeof(WakePage),
-    sizeof(SendWqe),
-    sizeof(RecvWqe),
-    sizeof(Cqe),
-    0};
+inline constexpr AbiSizes kAbiSizes = {sizeof(ContextPage) / 1024,
+                                       sizeof(QpRecord),
+                                       sizeof(CqRecord),
+                                       sizeof(WakePage),
+                                       sizeof(SendWqe),
+                                       sizeof(RecvWqe),
+                                       sizeof(Cqe),
+                                       0};
 
 // First message of a client. Control clients send only the first 8 bytes.
 // Device clients attach at most one descriptor: /proc/self/mem, read-write.

@@ -93,8 +93,7 @@ static_assert(offsetof(ContextPage, doorbell_summary) == 64);
 static_assert(offsetof(ContextPage, doorbell_bits) == 4096);
 static_assert(offsetof(ContextPage, qp) == 8192);
 static_assert(offsetof(ContextPage, cq) == 8192 + 128 * kMaxQpSlots);
-static_assert(sizeof(ContextPage) == 8192 + 128 * kMaxQpSlots +
-                                         64 * kMaxCqSlots);
+static_assert(sizeof(ContextPage) == 8192 + 128 * kMaxQpSlots + 64 * kMaxCqSlots);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // One engine thread as seen by applications. `armed` is 1 while the thread

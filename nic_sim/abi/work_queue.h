@@ -36,8 +36,8 @@ struct SendWqe {
   uint8_t opcode;  // numbers of enum ibv_wr_opcode
   uint8_t flags;   // SendWqeFlags
   uint8_t num_sge;
-  uint8_t reserved0;      // MBZ
-  uint32_t imm_or_inv;    // immediate data as on the wire (big-endian), or rkey
+  uint8_t reserved0;    // MBZ
+  uint32_t imm_or_inv;  // immediate data as on the wire (big-endian), or rkey
   uint64_t remote_address;
   uint32_t rkey;
   uint32_t inline_bytes;  // with kWqeInline, else MBZ
@@ -81,8 +81,7 @@ constexpr uint32_t SendStride(uint32_t max_sge, uint32_t max_inline) {
 
 // Stride of an RQ whose WQEs have up to `max_sge` SGEs.
 constexpr uint32_t RecvStride(uint32_t max_sge) {
-  return RoundUp(static_cast<uint32_t>(sizeof(RecvWqe) + max_sge * sizeof(Sge)),
-                 32);
+  return RoundUp(static_cast<uint32_t>(sizeof(RecvWqe) + max_sge * sizeof(Sge)), 32);
 }
 
 enum CqeFlags : uint8_t {
@@ -106,9 +105,9 @@ struct Cqe {
   uint32_t qpn;
   uint32_t src_qpn;
   uint32_t vendor_err;
-  uint64_t timestamp_ns;   // device clock when the CQE was written
-  uint32_t wqe_index;      // producer count of the WQE: frees slots up to it
-  uint16_t qp_slot;        // context-local slot of the QP
+  uint64_t timestamp_ns;  // device clock when the CQE was written
+  uint32_t wqe_index;     // producer count of the WQE: frees slots up to it
+  uint16_t qp_slot;       // context-local slot of the QP
   uint16_t pkey_index;
   uint32_t qp_generation;  // CreateQp/ModifyQp(RESET): stale CQEs are skipped
   uint32_t reserved;
@@ -119,8 +118,6 @@ static_assert(sizeof(Cqe) == 64);
 static_assert(offsetof(Cqe, phase) == 60);
 
 // Rings start zeroed, so the first round carries phase 1, the second 0, ...
-constexpr uint32_t PhaseOf(uint32_t index, uint32_t slots) {
-  return ((index / slots) & 1) ^ 1;
-}
+constexpr uint32_t PhaseOf(uint32_t index, uint32_t slots) { return ((index / slots) & 1) ^ 1; }
 
 }  // namespace verbena::abi

@@ -35,9 +35,7 @@ class ShardLock {
   bool TryLockForEngine() {
     return waiters_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock();
   }
-  bool control_waits() const {
-    return waiters_.load(std::memory_order_relaxed) != 0;
-  }
+  bool control_waits() const { return waiters_.load(std::memory_order_relaxed) != 0; }
 
  private:
   std::mutex mutex_;
@@ -49,16 +47,16 @@ struct ClientIdentity {
   pid_t pid = 0;
   uid_t uid = 0;
   std::string comm;
-  int mem_fd = -1;           // /proc/self/mem of the client or -1; taken over
-  int async_write_fd = -1;   // write end of its event pipe; taken over
+  int mem_fd = -1;          // /proc/self/mem of the client or -1; taken over
+  int async_write_fd = -1;  // write end of its event pipe; taken over
 };
 
 // What the JSON listings show of a NIC.
 struct NicInfo {
   std::string device;  // "verbena0"
   uint32_t host = 0;
-  std::string mac;   // "02:…"
-  std::string ipv4;  // dotted
+  std::string mac;                   // "02:…"
+  std::string ipv4;                  // dotted
   std::vector<transport::Gid> gids;  // gid_tbl_len entries
   bool active = true;
   uint64_t node_guid = 0;  // host order
@@ -77,21 +75,18 @@ class Context {
 
   virtual int AllocPd(uint32_t* handle) = 0;
   virtual int DeallocPd(uint32_t handle) = 0;
-  virtual int RegMr(const abi::RegMrRequest& request,
-                    abi::RegMrReply* reply) = 0;
+  virtual int RegMr(const abi::RegMrRequest& request, abi::RegMrReply* reply) = 0;
   virtual int DeregMr(uint32_t handle) = 0;
   // `channel_fd`: write end of the completion channel or -1; taken over.
   virtual int CreateCq(const abi::CreateCqRequest& request, int channel_fd,
                        abi::CreateCqReply* reply, SegmentFds* fds) = 0;
   virtual int DestroyCq(uint32_t handle, abi::DestroyReply* reply) = 0;
-  virtual int CreateQp(const abi::CreateQpRequest& request,
-                       abi::CreateQpReply* reply, SegmentFds* fds) = 0;
-  virtual int ModifyQp(const abi::ModifyQpRequest& request,
-                       abi::ModifyQpReply* reply) = 0;
+  virtual int CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
+                       SegmentFds* fds) = 0;
+  virtual int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) = 0;
   virtual int QueryQp(uint32_t handle, abi::QueryQpReply* reply) = 0;
   virtual int DestroyQp(uint32_t handle, abi::DestroyReply* reply) = 0;
-  virtual int CreateAh(const abi::CreateAhRequest& request,
-                       uint32_t* handle) = 0;
+  virtual int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) = 0;
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;
 };

@@ -11,11 +11,11 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nic_sim/abi/commands.h"
@@ -23,9 +23,6 @@
 #include "nic_sim/fabric/fabric.h"
 
 namespace verbena::nic {
-
-class Engine;
-class Nic;
 
 struct DeviceOptions {
   std::string instance = "default";
@@ -46,8 +43,7 @@ struct DeviceOptions {
 class Device {
  public:
   // Starts EAL and the engine threads. nullptr with a sentence in *error.
-  static std::unique_ptr<Device> Start(const DeviceOptions& options,
-                                       std::string* error);
+  static std::unique_ptr<Device> Start(const DeviceOptions& options, std::string* error);
   ~Device();  // stops the threads; contexts must be closed
 
   ShardLock& lock();
@@ -68,9 +64,8 @@ class Device {
   // checked for magic, version and sizes. Fills cookie and attributes of
   // *reply and gives the context memfd (owned by the caller). On error nothing
   // is kept but *why has a sentence.
-  int OpenContext(const abi::Hello& hello, ClientIdentity client,
-                  abi::HelloReply* reply, int* context_fd, Context** context,
-                  std::string* why);
+  int OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
+                  int* context_fd, Context** context, std::string* why);
   // Frees the context with all its objects. QPs vanish without a word, as with
   // a host that lost power.
   void CloseContext(Context* context);
@@ -84,9 +79,14 @@ class Device {
   nlohmann::json Counters(std::string_view device) const;
   nlohmann::json Dump() const;
 
+  // Lets the engine look at once at what control calls changed. Without the
+  // lock, after each batch of control calls.
+  void Kick();
+
  private:
   Device();
-  std::unique_ptr<Engine> engine_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace verbena::nic

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/device/device.h"
+
+#include <arpa/inet.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/device/device_context.h"
+#include "nic_sim/device/device_state.h"
+#include "nic_sim/env/dpdk_env.h"
+
+namespace verbena::nic {
+
+namespace {
+
+uint64_t RandomNumber() {
+  uint64_t value = 0;
+  if (getrandom(&value, sizeof value, 0) != sizeof value) {
+    value = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(&value)) * 0x9e3779b97f4a7c15u;
+  }
+  return value;
+}
+
+// Dotted; empty if the NIC has only IPv6 addresses.
+std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
+  for (const transport::Gid& gid : gids) {
+    if (!gid.IsV4Mapped()) continue;
+    in_addr address{.s_addr = htonl(gid.Ipv4())};
+    char text[INET_ADDRSTRLEN];
+    return inet_ntop(AF_INET, &address, text, sizeof text);
+  }
+  return {};
+}
+
+}  // namespace
+
+Device::Device() : state_(std::make_unique<State>()) {}
+
+Device::~Device() {
+  state_->contexts.clear();
+  const bool started = state_->engine != nullptr;
+  state_->engine.reset();
+  state_->nics.clear();
+  if (started) CleanUpDpdk();
+}
+
+std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string* error) {
+  if (options.nics == 0 || options.nics > kMaxNics) {
+    *error = "the number of NICs must be 1 to " + std::to_string(kMaxNics);
+    return nullptr;
+  }
+  std::unique_ptr<Device> device(new Device());
+  State& state = *device->state_;
+  state.status = SharedMemory::Create("verbena-status", sizeof(abi::StatusPage));
+  if (state.status.data() == nullptr || (state.status_readonly = state.status.OpenReadOnly()) < 0) {
+    *error = "no memory for the status page";
+    return nullptr;
+  }
+  state.engine = Engine::Start(options, error);
+  if (state.engine == nullptr) return nullptr;
+  const std::lock_guard guard(state.engine->lock());
+  for (uint32_t n = 0; n < options.nics; ++n) {
+    const uint32_t ordinal = ((options.host & 0xff) << 8) | (n + 1);
+    std::vector<transport::Gid> addresses;
+    if (n < options.addresses.size()) addresses = options.addresses[n];
+    if (addresses.empty()) {
+      addresses.push_back(transport::Gid::FromIpv4((127u << 24) | (88u << 16) | ordinal));
+    }
+    // Locally administered; its last bytes come from the address, so that NICs
+    // of several daemons on one wire differ when their addresses do.
+    const uint64_t tail = transport::LoadBe32(&addresses[0].bytes()[12]);
+    const Nic::Config config{
+        .index = n,
+        .device = "verbena" + std::to_string(n),
+        .host = options.host,
+        .mac = transport::MacAddress::FromUint64((uint64_t{0x0256} << 32) | tail),
+        .addresses = std::move(addresses),
+        .seed = RandomNumber()};
+    state.nics.push_back(std::make_unique<Nic>(config, state.engine->fabric()));
+    state.engine->AddNic(state.nics.back().get());
+  }
+  return device;
+}
+
+Device::State::~State() {
+  if (status_readonly >= 0) close(status_readonly);
+}
+
+ShardLock& Device::lock() { return state_->engine->lock(); }
+size_t Device::nic_count() const { return state_->nics.size(); }
+abi::EngineMode Device::mode() const { return state_->engine->mode(); }
+uint32_t Device::thread_count() const { return state_->engine->thread_count(); }
+int Device::wake_page_fd() const { return state_->engine->wake_page().fd(); }
+int Device::status_page_fd() const { return state_->status.fd(); }
+int Device::status_page_readonly_fd() const { return state_->status_readonly; }
+Fabric& Device::fabric() { return state_->engine->fabric(); }
+size_t Device::context_count() const { return state_->contexts.size(); }
+void Device::Kick() { state_->engine->Kick(); }
+
+const abi::DeviceAttributes& Device::attributes(size_t nic) const {
+  return state_->nics[nic]->attributes();
+}
+
+abi::QueryPortReply Device::query_port(size_t) const { return MakePortAttributes(); }
+
+NicInfo Device::nic_info(size_t index) const {
+  const Nic& nic = *state_->nics[index];
+  return {.device = nic.config().device,
+          .host = nic.config().host,
+          .mac = nic.config().mac.ToString(),
+          .ipv4 = FirstIpv4(nic.gids()),
+          .gids = nic.gids(),
+          .active = state_->engine->fabric().link_up(nic.port()),
+          .node_guid = nic.node_guid()};
+}
+
+int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
+                        int* context_fd, Context** context, std::string* why) {
+  const int mem_fd = std::exchange(client.mem_fd, -1);
+  // The address space owns mem_fd from here on, also when it cannot be opened.
+  const auto give_up = [&](int error, std::string sentence) {
+    *why = std::move(sentence);
+    if (client.async_write_fd >= 0) close(client.async_write_fd);
+    return error;
+  };
+  auto space = AddressSpace::Open({.pid = client.pid,
+                                   .mem_fd = mem_fd,
+                                   .guard_address = hello.guard_address,
+                                   .guard_magic = hello.guard_magic},
+                                  why);
+  if (space == nullptr) return give_up(EPERM, *why);
+  if (hello.device_index >= state_->nics.size()) {
+    return give_up(ENODEV, "no device verbena" + std::to_string(hello.device_index));
+  }
+  if (state_->contexts.size() >= kMaxContexts) return give_up(EBUSY, "too many open devices");
+  Nic& nic = *state_->nics[hello.device_index];
+  SharedMemory page = SharedMemory::Create("verbena-context", sizeof(abi::ContextPage));
+  if (page.data() == nullptr) return give_up(ENOMEM, "no memory for a context");
+  *context_fd = page.ReleaseFd();
+  const uint64_t cookie = RandomNumber();
+  auto opened = std::make_unique<DeviceContext>(*state_->engine, nic, cookie, std::move(client),
+                                                std::move(space), std::move(page));
+  reply->cookie = cookie;
+  reply->attributes = nic.attributes();
+  *context = opened.get();
+  state_->contexts.push_back(std::move(opened));
+  return 0;
+}
+
+void Device::CloseContext(Context* context) {
+  std::erase_if(state_->contexts, [context](const auto& one) { return one.get() == context; });
+}
+
+}  // namespace verbena::nic

@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/device/device_context.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <new>
+
+#include "nic_sim/ctrl/resource_limits.h"
+
+namespace verbena::nic {
+
+using transport::AsyncEventType;
+using transport::QpType;
+
+namespace {
+
+// First free slot of a table that may grow to `limit`; `limit` if none.
+template <typename Table>
+uint32_t FreeSlot(Table& table, uint32_t limit) {
+  for (uint32_t i = 0; i < table.size(); ++i) {
+    if (table[i] == nullptr) return i;
+  }
+  if (table.size() >= limit) return limit;
+  table.emplace_back();
+  return static_cast<uint32_t>(table.size() - 1);
+}
+
+uint32_t Slots(uint32_t entries) { return std::bit_ceil(std::max(entries, 1u)); }
+
+}  // namespace
+
+DeviceContext::DeviceContext(Engine& engine, Nic& nic, uint64_t cookie, ClientIdentity client,
+                             std::unique_ptr<AddressSpace> space, SharedMemory page)
+    : engine_(engine),
+      nic_(nic),
+      cookie_(cookie),
+      client_(std::move(client)),
+      space_(std::move(space)),
+      memory_(std::move(page)),
+      page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
+      rings_("verbena-" + std::to_string(cookie)),
+      source_{.page = page_, .qps = &qps_} {
+  engine_.AddSource(&source_);
+}
+
+DeviceContext::~DeviceContext() {
+  engine_.RemoveSource(&source_);
+  for (Qp* qp : qps_) {
+    if (qp != nullptr) DeleteQp(qp);
+  }
+  for (auto& cq : cqs_) {
+    if (cq == nullptr) continue;
+    engine_.ForgetCq(*cq);
+    --nic_.cq_count;
+  }
+  for (const uint32_t key : mrs_) nic_.regions().Deregister(key);
+  nic_.ah_count -= static_cast<uint32_t>(ahs_.size());
+  nic_.pd_count -= static_cast<uint32_t>(pds_.size());
+  close(client_.async_write_fd);
+}
+
+// --- Protection domains and memory regions ---
+
+int DeviceContext::AllocPd(uint32_t* handle) {
+  if (nic_.pd_count >= kMaxPd) return ENOMEM;
+  ++nic_.pd_count;
+  *handle = nic_.next_pd++;
+  pds_.emplace(*handle, 0);
+  return 0;
+}
+
+int DeviceContext::DeallocPd(uint32_t handle) {
+  const auto found = pds_.find(handle);
+  if (found == pds_.end()) return EINVAL;
+  if (found->second != 0) return EBUSY;
+  pds_.erase(found);
+  --nic_.pd_count;
+  return 0;
+}
+
+int DeviceContext::RegMr(const abi::RegMrRequest& request, abi::RegMrReply* reply) {
+  const auto pd = pds_.find(request.pd);
+  if (pd == pds_.end()) return EINVAL;
+  const Region region{.space = space_.get(),
+                      .pd = request.pd,
+                      .access = request.access,
+                      .iova = request.iova,
+                      .length = request.length,
+                      .address = request.address,
+                      .key = 0,
+                      .owner = cookie_};
+  uint32_t key = 0;
+  if (const int error = nic_.regions().Register(region, &key); error != 0) return error;
+  mrs_.insert(key);
+  ++pd->second;
+  reply->handle = reply->lkey = reply->rkey = key;
+  return 0;
+}
+
+int DeviceContext::DeregMr(uint32_t handle) {
+  const auto found = mrs_.find(handle);
+  if (found == mrs_.end()) return EINVAL;
+  const Region* region = nic_.regions().Find(handle);
+  if (region != nullptr) --pds_[region->pd];
+  nic_.regions().Deregister(handle);
+  mrs_.erase(found);
+  return 0;
+}
+
+// --- Completion queues ---
+
+std::shared_ptr<EventChannel> DeviceContext::ChannelOf(int fd) {
+  struct stat st {};
+  if (fstat(fd, &st) != 0 || !S_ISFIFO(st.st_mode)) return nullptr;
+  std::erase_if(channels_, [](const auto& channel) { return channel.expired(); });
+  for (const auto& weak : channels_) {
+    auto channel = weak.lock();
+    if (channel != nullptr && channel->inode() == st.st_ino) {
+      close(fd);
+      return channel;
+    }
+  }
+  // The engine must never block on a pipe that the application does not read.
+  if (fcntl(fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0) return nullptr;
+  auto channel = std::make_shared<EventChannel>(fd, st.st_ino);
+  channels_.push_back(channel);
+  return channel;
+}
+
+int DeviceContext::CreateCq(const abi::CreateCqRequest& request, int channel_fd,
+                            abi::CreateCqReply* reply, SegmentFds* fds) {
+  std::shared_ptr<EventChannel> channel;
+  if (channel_fd >= 0) {
+    channel = ChannelOf(channel_fd);
+    if (channel == nullptr) {
+      close(channel_fd);
+      return EINVAL;
+    }
+  }
+  const abi::DeviceAttributes& limits = nic_.attributes();
+  if (request.cqe == 0 || request.cqe > limits.max_cqe) return EINVAL;
+  if (request.comp_vector >= limits.num_comp_vectors) return EINVAL;
+  if ((request.has_channel != 0) != (channel != nullptr)) return EINVAL;
+  if (nic_.cq_count >= kMaxCq) return ENOMEM;
+  const uint32_t slot = FreeSlot(cqs_, abi::kMaxCqSlots);
+  if (slot == abi::kMaxCqSlots) return ENOMEM;
+  Ring ring;
+  if (const int error = rings_.Allocate(Slots(request.cqe), sizeof(abi::Cqe), &ring, fds);
+      error != 0) {
+    return error;
+  }
+  ++nic_.cq_count;
+  engine_.Reserve(0, nic_.cq_count);
+  cqs_[slot] = std::make_unique<CompletionQueue>(slot, ring, &page_->cq[slot], request.user_handle,
+                                                 std::move(channel));
+  reply->handle = slot;
+  reply->cqe = ring.location.slots;
+  reply->ring = ring.location;
+  return 0;
+}
+
+int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
+  CompletionQueue* cq = FindCq(handle);
+  if (cq == nullptr) return EINVAL;
+  if (cq->qp_references != 0) return EBUSY;
+  reply->comp_events = cq->comp_events;
+  reply->async_events = cq->async_events;
+  engine_.ForgetCq(*cq);
+  rings_.Free(cq->ring());
+  cqs_[handle].reset();
+  --nic_.cq_count;
+  return 0;
+}
+
+// --- Queue pairs ---
+
+int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
+  switch (static_cast<QpType>(request.type)) {
+    case QpType::kRc:
+      break;
+    case QpType::kUc:
+    case QpType::kUd:
+    case QpType::kRawPacket:
+    case QpType::kXrcSend:
+    case QpType::kXrcRecv:
+      return EOPNOTSUPP;
+    default:
+      return EINVAL;
+  }
+  if (!pds_.contains(request.pd) || FindCq(request.send_cq) == nullptr ||
+      FindCq(request.recv_cq) == nullptr) {
+    return EINVAL;
+  }
+  const abi::DeviceAttributes& limits = nic_.attributes();
+  const abi::QpCaps& caps = request.caps;
+  if (caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr ||
+      caps.max_send_sge > limits.max_sge || caps.max_recv_sge > limits.max_sge ||
+      caps.max_inline > limits.max_inline) {
+    return EINVAL;
+  }
+  return 0;
+}
+
+int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
+                            SegmentFds* fds) {
+  if (const int error = CheckQpRequest(request); error != 0) return error;
+  const uint32_t slot = FreeSlot(qps_, abi::kMaxQpSlots);
+  if (slot == abi::kMaxQpSlots) return ENOMEM;
+  abi::QpCaps caps = request.caps;
+  caps.max_send_wr = std::max(caps.max_send_wr, 1u);
+  caps.max_recv_wr = std::max(caps.max_recv_wr, 1u);
+  caps.max_send_sge = std::max(caps.max_send_sge, 1u);
+  caps.max_recv_sge = std::max(caps.max_recv_sge, 1u);
+  const uint32_t sq_stride = abi::SendStride(caps.max_send_sge, caps.max_inline);
+  // What the WQE has room for anyway is given.
+  caps.max_inline = std::min(kMaxInline, sq_stride - static_cast<uint32_t>(sizeof(abi::SendWqe)));
+  Ring sq;
+  Ring rq;
+  if (const int error = rings_.Allocate(Slots(caps.max_send_wr), sq_stride, &sq, fds); error != 0) {
+    return error;
+  }
+  if (const int error =
+          rings_.Allocate(Slots(caps.max_recv_wr), abi::RecvStride(caps.max_recv_sge), &rq, fds);
+      error != 0) {
+    rings_.Free(sq);
+    return error;
+  }
+  static uint32_t generation = 0;  // of all QPs: a slot never repeats one soon
+  const Qp::Config config{.nic = &nic_,
+                          .engine = &engine_,
+                          .sink = this,
+                          .slot = slot,
+                          .generation = ++generation,
+                          .pd = request.pd,
+                          .type = static_cast<QpType>(request.type),
+                          .caps = caps,
+                          .signal_all = request.sq_sig_all != 0,
+                          .send_cq = FindCq(request.send_cq),
+                          .recv_cq = FindCq(request.recv_cq),
+                          .sq_ring = sq,
+                          .rq_ring = rq,
+                          .record = &page_->qp[slot],
+                          .user_handle = request.user_handle};
+  auto qp = std::make_unique<Qp>(config);
+  transport::Qpn qpn;
+  if (!nic_.qps().Insert(qp.get(), &qpn)) {
+    qp.reset();
+    rings_.Free(sq);
+    rings_.Free(rq);
+    return ENOMEM;
+  }
+  qp->set_qpn(qpn);
+  engine_.Reserve(nic_.qps().size(), 0);
+  ++pds_[request.pd];
+  qps_[slot] = qp.release();
+  reply->handle = slot;
+  reply->qpn = qpn.value();
+  reply->generation = config.generation;
+  reply->caps = caps;
+  reply->sq = sq.location;
+  reply->rq = rq.location;
+  return 0;
+}
+
+int DeviceContext::ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) {
+  Qp* qp = FindQp(request.handle);
+  if (qp == nullptr) return EINVAL;
+  static uint32_t reset_generation = 0x80000000;  // apart from those of CreateQp
+  engine_.UpdateNow();
+  if (const int error = qp->Modify(request.attr, request.mask, ++reset_generation); error != 0) {
+    return error;
+  }
+  reply->state = static_cast<uint32_t>(qp->state());
+  reply->generation = qp->generation();
+  return 0;
+}
+
+int DeviceContext::QueryQp(uint32_t handle, abi::QueryQpReply* reply) {
+  const Qp* qp = FindQp(handle);
+  if (qp == nullptr) return EINVAL;
+  reply->attr = qp->Query();
+  reply->caps = qp->config().caps;
+  return 0;
+}
+
+void DeviceContext::DeleteQp(Qp* qp) {
+  const Ring sq = qp->config().sq_ring;
+  const Ring rq = qp->config().rq_ring;
+  --pds_[qp->config().pd];
+  engine_.ForgetQp(*qp);
+  nic_.qps().Remove(qp->qpn());
+  qp->AddCounters(&nic_.retired_counters);
+  qps_[qp->config().slot] = nullptr;
+  delete qp;
+  rings_.Free(sq);
+  rings_.Free(rq);
+}
+
+int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
+  Qp* qp = FindQp(handle);
+  if (qp == nullptr) return EINVAL;
+  reply->async_events = qp->async_events;
+  DeleteQp(qp);
+  return 0;
+}
+
+// --- Address handles and ports ---
+
+int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) {
+  const auto pd = pds_.find(request.pd);
+  if (pd == pds_.end()) return EINVAL;
+  const abi::AhAttr& ah = request.attr;
+  const auto& gids = nic_.gids();
+  if (ah.is_global == 0 || ah.port_num != 1) return EINVAL;
+  if (ah.sgid_index >= gids.size() || gids[ah.sgid_index].IsZero()) return EINVAL;
+  if (transport::Gid::Load(reinterpret_cast<const std::byte*>(ah.dgid)).IsZero()) return EINVAL;
+  if (nic_.ah_count >= kMaxAh) return ENOMEM;
+  while (ahs_.contains(next_ah_)) ++next_ah_;
+  *handle = next_ah_++;
+  ahs_.emplace(*handle, request.pd);
+  ++nic_.ah_count;
+  ++pd->second;
+  return 0;
+}
+
+int DeviceContext::DestroyAh(uint32_t handle) {
+  const auto found = ahs_.find(handle);
+  if (found == ahs_.end()) return EINVAL;
+  --pds_[found->second];
+  ahs_.erase(found);
+  --nic_.ah_count;
+  return 0;
+}
+
+int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {
+  if (port != 1) return EINVAL;
+  const abi::ReplyHeader header = reply->header;
+  *reply = MakePortAttributes();
+  reply->header = header;
+  if (!engine_.fabric().link_up(nic_.port())) {
+    reply->state = 1;       // DOWN
+    reply->phys_state = 3;  // Disabled
+  }
+  return 0;
+}
+
+// --- Events ---
+
+bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
+  const abi::AsyncEventRecord record{
+      .element = element, .event_type = static_cast<uint32_t>(type), .reserved = 0};
+  ssize_t written;
+  do {
+    written = write(client_.async_write_fd, &record, sizeof record);
+  } while (written < 0 && errno == EINTR);
+  return written == sizeof record;
+}
+
+void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
+  if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
+}
+
+void DeviceContext::OnCqOverrun(CompletionQueue& cq) {
+  if (WriteEvent(cq.user_handle(), AsyncEventType::kCqErr)) ++cq.async_events;
+  for (Qp* qp : qps_) {
+    if (qp == nullptr || (qp->config().send_cq != &cq && qp->config().recv_cq != &cq)) continue;
+    if (qp->state() == transport::QpState::kErr) continue;
+    qp->MoveToError();
+    OnQpEvent(*qp, AsyncEventType::kQpFatal);
+  }
+}
+
+}  // namespace verbena::nic

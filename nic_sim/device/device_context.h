@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceContext: one opened device of one application: its objects, rings and
+// event pipe. Everything in here dies with it.
+//
+// Thread: control calls under the shard's lock; QpEventSink from the engine,
+// under the same lock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "nic_sim/device/device.h"
+#include "nic_sim/engine/engine.h"
+#include "nic_sim/mem/address_space.h"
+#include "nic_sim/qp/nic.h"
+#include "nic_sim/qp/qp.h"
+#include "nic_sim/queues/completion_queue.h"
+#include "nic_sim/queues/shared_memory.h"
+
+namespace verbena::nic {
+
+class DeviceContext final : public Context, public QpEventSink {
+ public:
+  DeviceContext(Engine& engine, Nic& nic, uint64_t cookie, ClientIdentity client,
+                std::unique_ptr<AddressSpace> space, SharedMemory page);
+  ~DeviceContext() override;
+
+  pid_t pid() const override { return client_.pid; }
+  uint64_t cookie() const override { return cookie_; }
+
+  int AllocPd(uint32_t* handle) override;
+  int DeallocPd(uint32_t handle) override;
+  int RegMr(const abi::RegMrRequest& request, abi::RegMrReply* reply) override;
+  int DeregMr(uint32_t handle) override;
+  int CreateCq(const abi::CreateCqRequest& request, int channel_fd, abi::CreateCqReply* reply,
+               SegmentFds* fds) override;
+  int DestroyCq(uint32_t handle, abi::DestroyReply* reply) override;
+  int CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
+               SegmentFds* fds) override;
+  int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) override;
+  int QueryQp(uint32_t handle, abi::QueryQpReply* reply) override;
+  int DestroyQp(uint32_t handle, abi::DestroyReply* reply) override;
+  int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override;
+  int DestroyAh(uint32_t handle) override;
+  int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
+
+  void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
+  void OnCqOverrun(CompletionQueue& cq) override;
+
+  // For listings.
+  const Nic& nic() const { return nic_; }
+  const ClientIdentity& client() const { return client_; }
+  const AddressSpace& space() const { return *space_; }
+  const RingAllocator& rings() const { return rings_; }
+  const std::unordered_map<uint32_t, uint32_t>& pds() const { return pds_; }
+  const std::unordered_set<uint32_t>& mrs() const { return mrs_; }
+  const std::vector<std::unique_ptr<CompletionQueue>>& cqs() const { return cqs_; }
+  const std::vector<Qp*>& qps() const { return qps_; }
+
+ private:
+  CompletionQueue* FindCq(uint32_t handle) const {
+    return handle < cqs_.size() ? cqs_[handle].get() : nullptr;
+  }
+  Qp* FindQp(uint32_t handle) const { return handle < qps_.size() ? qps_[handle] : nullptr; }
+  std::shared_ptr<EventChannel> ChannelOf(int fd);
+  int CheckQpRequest(const abi::CreateQpRequest& request) const;
+  void DeleteQp(Qp* qp);
+  bool WriteEvent(uint64_t element, transport::AsyncEventType type);
+
+  Engine& engine_;
+  Nic& nic_;
+  uint64_t cookie_;
+  ClientIdentity client_;
+  std::unique_ptr<AddressSpace> space_;
+  SharedMemory memory_;
+  abi::ContextPage* page_;
+  RingAllocator rings_;
+  DoorbellSource source_;
+
+  std::unordered_map<uint32_t, uint32_t> pds_;  // handle → objects in it
+  std::unordered_set<uint32_t> mrs_;            // handle = key
+  std::unordered_map<uint32_t, uint32_t> ahs_;  // handle → PD
+  uint32_t next_ah_ = 1;
+  std::vector<std::unique_ptr<CompletionQueue>> cqs_;  // by slot
+  std::vector<Qp*> qps_;                               // by slot, owned
+  std::vector<std::weak_ptr<EventChannel>> channels_;
+};
+
+}  // namespace verbena::nic

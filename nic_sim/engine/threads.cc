@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engine threads: start, run, sleep and wake. The protocol that loses no
+// wake-up is described at abi::WakePage.
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "nic_sim/engine/engine.h"
+#include "nic_sim/env/dpdk_env.h"
+
+namespace verbena::nic {
+
+using transport::Duration;
+using transport::Time;
+
+namespace {
+
+// On scarce CPUs: how long a thread looks for more after a pass that found work
+// for several queues or WQEs; single messages let it sleep at once, because
+// then the application on this CPU is what should run.
+constexpr Duration kShortSpin = Duration::Microseconds(20);
+// With a CPU of its own a thread gives it back only after this long.
+constexpr Duration kLongSpin = Duration::Milliseconds(2);
+// Enough CPUs that one can be the engine's alone.
+constexpr size_t kCpusForSpinning = 4;
+constexpr uint32_t kPackets = 8192;
+
+Time Now() {
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
+}
+
+void FutexWait(std::atomic<uint32_t>* word, uint32_t value, Duration limit) {
+  timespec ts{.tv_sec = limit.ns() / 1'000'000'000, .tv_nsec = limit.ns() % 1'000'000'000};
+  // Shared, not private: applications wake it through their own mapping.
+  syscall(SYS_futex, word, FUTEX_WAIT, value, limit == Duration::Max() ? nullptr : &ts, nullptr, 0);
+}
+
+void FutexWake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+Engine::Engine(const DeviceOptions& options) : options_(options) {}
+
+std::unique_ptr<Engine> Engine::Start(const DeviceOptions& options, std::string* error) {
+  std::unique_ptr<Engine> engine(new Engine(options));
+  if (!engine->ChooseThreads(error)) return nullptr;
+  // The first thread initialises EAL, which belongs to that thread; the others
+  // start when that is done.
+  engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), 0);
+  engine->start_state_.wait(0);
+  if (engine->start_state_.load() < 0) {
+    *error = engine->start_error_;
+    return nullptr;
+  }
+  for (uint32_t i = 1; i < engine->cpus_.size(); ++i) {
+    engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), i);
+  }
+  return engine;
+}
+
+Engine::~Engine() {
+  stop_.store(true);
+  for (uint32_t i = 0; i < threads_.size(); ++i) Wake(i);
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool Engine::ChooseThreads(std::string* error) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> allowed;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) allowed.push_back(cpu);
+    }
+  }
+  using Mode = DeviceOptions::Mode;
+  const bool spin = options_.mode == Mode::kSpinning ||
+                    (options_.mode == Mode::kAuto && allowed.size() >= kCpusForSpinning);
+  mode_ = spin ? abi::kEngineSpinning : abi::kEngineThreadPerCpu;
+  size_t count = spin ? 1 : std::max<size_t>(allowed.size(), 1);
+  if (options_.engine_threads != 0) count = options_.engine_threads;
+  count = std::min<size_t>(count, abi::kMaxEngineThreads);
+  for (size_t i = 0; i < count; ++i) {
+    cpus_.push_back(spin || i >= allowed.size() ? -1 : allowed[i]);
+  }
+  wake_memory_ = SharedMemory::Create("verbena-wake", sizeof(abi::WakePage));
+  if (wake_memory_.data() == nullptr) {
+    *error = "no memory for the wake page";
+    return false;
+  }
+  wake_ = new (wake_memory_.data()) abi::WakePage{};
+  wake_->mode = mode_;
+  wake_->thread_count = static_cast<uint32_t>(count);
+  for (size_t i = 0; i < count; ++i) {
+    wake_->threads[i].cpu = cpus_[i] < 0 ? abi::kAnyCpu : static_cast<uint32_t>(cpus_[i]);
+  }
+  return true;
+}
+
+bool Engine::Initialise(std::string* error) {
+  const DpdkOptions dpdk{.instance = options_.instance,
+                         .run_folder = options_.run_folder,
+                         .hugepages = options_.hugepages,
+                         .pci = options_.pci};
+  if (!InitDpdk(dpdk, error)) return false;
+  pool_ = CreatePacketPool("verbena-packets", kPackets, error);
+  if (pool_ == nullptr) return false;
+  fabric_ = std::make_unique<Fabric>(options_.strict);
+  dma_ = std::make_unique<DmaQueue>();
+  return true;
+}
+
+void Engine::ThreadMain(uint32_t index) {
+  const std::string name = "verbena-eng-" + std::to_string(index);
+  pthread_setname_np(pthread_self(), name.c_str());
+  if (index == 0) {
+    const bool good = Initialise(&start_error_);
+    start_state_.store(good ? 1 : -1);
+    start_state_.notify_all();
+    if (!good) return;
+  } else if (!RegisterDpdkThread()) {
+    return;  // the other threads do its work
+  }
+  if (cpus_[index] >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpus_[index], &set);
+    sched_setaffinity(0, sizeof set, &set);
+  }
+  // Where permitted: a woken engine thread preempts the application that waits
+  // for it. Nothing depends on it.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
+
+  while (!stop_.load(std::memory_order_relaxed)) {
+    RunUntilIdle(index);
+    Sleep(index);
+  }
+}
+
+void Engine::RunUntilIdle(uint32_t index) {
+  (void)index;
+  const bool spinning = mode_ == abi::kEngineSpinning;
+  Time spin_until;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (!lock_.TryLockForEngine()) {
+      // Another engine thread looks at all doorbells again before it sleeps,
+      // and so does our work. A control call does not: wait for it.
+      if (engine_holds_lock_.load(std::memory_order_seq_cst)) return;
+      sched_yield();
+      continue;
+    }
+    engine_holds_lock_.store(true, std::memory_order_seq_cst);
+    const bool more = RunPass();
+    const bool busy = spinning || wqes_this_pass_ > 1;
+    const Time now = now_;
+    engine_holds_lock_.store(false, std::memory_order_seq_cst);
+    lock_.unlock();
+    if (more) {
+      if (busy) spin_until = now + (spinning ? kLongSpin : kShortSpin);
+      continue;
+    }
+    if (now >= spin_until) return;
+    __builtin_ia32_pause();
+  }
+}
+
+void Engine::Sleep(uint32_t index) {
+  abi::WakeWord& word = wake_->threads[index];
+  word.armed.store(1, std::memory_order_seq_cst);
+  abi::FullFence();
+  Duration limit = Duration::Max();
+  if (lock_.TryLockForEngine()) {
+    engine_holds_lock_.store(true, std::memory_order_seq_cst);
+    const bool work = HasWork();
+    planned_wake_ = NextDeadline();
+    if (!planned_wake_.IsNever()) limit = std::max(planned_wake_ - Now(), Duration::Zero());
+    if (!work) ++counters_.sleeps;
+    engine_holds_lock_.store(false, std::memory_order_seq_cst);
+    lock_.unlock();
+    if (work || stop_.load()) {
+      word.armed.store(0, std::memory_order_seq_cst);
+      return;
+    }
+  } else if (!engine_holds_lock_.load(std::memory_order_seq_cst)) {
+    word.armed.store(0, std::memory_order_seq_cst);  // a control call: look again
+    return;
+  }
+  FutexWait(&word.armed, 1, limit);
+  word.armed.store(0, std::memory_order_seq_cst);
+}
+
+void Engine::Wake(uint32_t index) {
+  if (wake_->threads[index].armed.exchange(0, std::memory_order_seq_cst) == 1) {
+    FutexWake(&wake_->threads[index].armed);
+  }
+}
+
+void Engine::Kick() {
+  abi::FullFence();
+  const auto count = static_cast<uint32_t>(cpus_.size());
+  for (uint32_t i = 0; i < count; ++i) {
+    if (wake_->threads[i].armed.load(std::memory_order_seq_cst) == 0) return;
+  }
+  Wake(0);
+}
+
+}  // namespace verbena::nic
