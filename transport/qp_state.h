@@ -37,7 +37,7 @@ enum QpAttrMask : uint32_t {
 
 // True if modify_qp may go from `from` to `to` with exactly these attributes
 // (`mask` includes kQpAttrState when the caller gave it). Without kQpAttrState,
-// `to` equals `from`.
+// `to` equals `from`. Bits of `mask` above kQpAttrDestQpn are not looked at.
 bool IsModifyAllowed(QpType type, QpState from, QpState to, uint32_t mask);
 
 const char* QpStateName(QpState state);  // "RTS"
