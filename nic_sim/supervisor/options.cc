@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/supervisor/options.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/runtime/run_folder.h"
+#include "nic_sim/runtime/version.h"
+
+namespace verbena::nic {
+namespace {
+
+constexpr int64_t kMaxHost = 254;
+constexpr size_t kMaxAddresses = kGidTableLen - 1;  // GID 0 is link-local
+constexpr uint32_t kMaxIdleSeconds = 30 * 24 * 3600;
+
+// Collects the first error of a file.
+class ConfigReader {
+ public:
+  ConfigReader(std::string path, DaemonOptions* options)
+      : path_(std::move(path)), options_(options) {}
+
+  void Read(const toml::table& file, bool nics_given) {
+    // Numbers first: the tables' names depend on the number of NICs.
+    for (const auto& [key, value] : file) {
+      if (value.is_table()) continue;
+      if (key == "nics") {
+        const uint32_t nics = Number(key.str(), value, 1, kMaxNics);
+        if (!nics_given && error_.empty()) options_->nics = nics;
+      } else if (key == "host") {
+        options_->host = Number(key.str(), value, 0, kMaxHost);
+      } else {
+        Fail(key.source(), fmt::format("unknown key '{}'; known are nics, host and tables like "
+                                       "[verbena0]",
+                                       key.str()));
+      }
+    }
+    options_->addresses.assign(options_->nics, {});
+    for (const auto& [key, value] : file) {
+      if (value.is_table()) ReadNic(key, *value.as_table());
+    }
+  }
+  const std::string& error() const { return error_; }
+
+ private:
+  void Fail(const toml::source_region& where, const std::string& what) {
+    if (error_.empty()) error_ = fmt::format("{}:{}: {}", path_, where.begin.line, what);
+  }
+
+  uint32_t Number(std::string_view key, const toml::node& node, int64_t low, int64_t high) {
+    const auto value = node.value_exact<int64_t>();
+    if (value && *value >= low && *value <= high) return static_cast<uint32_t>(*value);
+    Fail(node.source(), fmt::format("{} must be a number from {} to {}", key, low, high));
+    return static_cast<uint32_t>(low);
+  }
+
+  void ReadNic(const toml::key& name, const toml::table& table) {
+    for (uint32_t nic = 0; nic < options_->nics; ++nic) {
+      if (name.str() != fmt::format("verbena{}", nic)) continue;
+      for (const auto& [key, value] : table) {
+        if (key == "addresses") {
+          ReadAddresses(value, &options_->addresses[nic]);
+        } else {
+          Fail(key.source(),
+               fmt::format("unknown key '{}' of {}; known is addresses", key.str(), name.str()));
+        }
+      }
+      return;
+    }
+    Fail(name.source(), fmt::format("there is no device '{}'; with nics = {} the last one is "
+                                    "verbena{}",
+                                    name.str(), options_->nics, options_->nics - 1));
+  }
+
+  void ReadAddresses(const toml::node& node, std::vector<transport::Gid>* addresses) {
+    const toml::array* list = node.as_array();
+    if (list == nullptr || list->size() > kMaxAddresses) {
+      Fail(node.source(),
+           fmt::format("addresses must be a list of at most {} texts", kMaxAddresses));
+      return;
+    }
+    for (const toml::node& item : *list) {
+      const auto text = item.value_exact<std::string>();
+      const auto gid = text ? transport::Gid::Parse(*text) : std::nullopt;
+      if (!gid || gid->IsMulticast() || gid->IsZero() || *gid == transport::Gid::FromIpv4(0)) {
+        Fail(item.source(), fmt::format("{} is not an IPv4 or IPv6 address of an interface",
+                                        text ? "'" + *text + "'" : std::string("this")));
+        return;
+      }
+      if (!seen_.insert(*gid).second) {
+        Fail(item.source(), fmt::format("the address {} stands here twice", *text));
+        return;
+      }
+      addresses->push_back(*gid);
+    }
+  }
+
+  std::string path_;
+  DaemonOptions* options_;
+  std::set<transport::Gid> seen_;
+  std::string error_;
+};
+
+std::string ReadConfigFile(DaemonOptions* options, bool nics_given) {
+  char* real = realpath(options->config.c_str(), nullptr);
+  if (real == nullptr) {
+    return fmt::format("cannot read {}: {}", options->config, std::strerror(errno));
+  }
+  options->config = real;  // the daemon leaves the working folder
+  free(real);
+  std::ifstream file(options->config);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) return fmt::format("cannot read {}", options->config);
+  return ParseConfig(text.str(), options->config, nics_given, options);
+}
+
+}  // namespace
+
+std::string ParseConfig(std::string_view text, const std::string& path, bool nics_given,
+                        DaemonOptions* options) {
+  ConfigReader reader(path, options);
+  try {
+    reader.Read(toml::parse(text, path), nics_given);
+  } catch (const toml::parse_error& error) {
+    return fmt::format("{}:{}: {}", path, error.source().begin.line, error.description());
+  }
+  return reader.error();
+}
+
+OptionsResult ParseOptions(int argc, const char* const* argv) {
+  OptionsResult result;
+  DaemonOptions& o = result.options;
+  CLI::App app(
+      "verbenad plays a software RDMA NIC. `verbena up` starts it; by itself it goes into the "
+      "background and returns when its devices are ready.",
+      "verbenad");
+  std::string name;
+  app.set_version_flag("--version", std::string("verbenad ") + kVersion);
+  app.add_option("--name", name, "instance name (default: $VERBENA_NAME, else 'default')");
+  CLI::Option* nics = app.add_option("--nics", o.nics, "number of NICs: verbena0, verbena1, ...")
+                          ->check(CLI::Range(1u, kMaxNics));
+  app.add_flag("--system", o.system, "for all users, in /run/verbena (needs root)");
+  app.add_flag("--strict", o.strict, "compute and check every ICRC, also inside the daemon");
+  app.add_option("--config", o.config, "TOML file: nics, host, addresses of each NIC");
+  app.add_flag("--foreground", o.foreground, "stay, and log to stderr");
+  app.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
+  app.add_option("--ready-fd", o.ready_fd, "write 'ready' or an error line to this descriptor")
+      ->check(CLI::Range(3, 65535));
+  app.add_option("--exit-idle", o.exit_idle_s, "end this many seconds after the last client")
+      ->check(CLI::Range(1u, kMaxIdleSeconds));
+  app.add_flag("--hugepages", o.hugepages, "use hugepages");
+  app.add_flag("--pci", o.pci, "let DPDK look for PCI devices");
+  app.add_option("--mode", o.mode, "how the engine uses CPUs: auto, thread-per-cpu or spinning")
+      ->check(CLI::IsMember({"auto", "thread-per-cpu", "spinning"}));
+  app.add_option("--engine-link", o.engine_link_fd)->group("");  // of our own re-execution
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream out;
+    std::ostringstream err;
+    result.failed = app.exit(error, out, err) != 0;
+    result.done = !result.failed;
+    result.text = result.failed ? error.what() : out.str();
+    return result;
+  }
+  const PathResult valid_name = InstanceName(name);
+  o.name = valid_name.value;
+  result.text = valid_name.error;
+  if (result.text.empty() && !o.config.empty()) {
+    result.text = ReadConfigFile(&o, nics->count() > 0);
+  }
+  result.failed = !result.text.empty();
+  o.addresses.resize(o.nics);
+  return result;
+}
+
+std::vector<std::string> EngineArguments(const DaemonOptions& o, int link_fd) {
+  std::vector<std::string> arguments = {
+      "--name", o.name,        "--nics",    fmt::to_string(o.nics), "--mode",
+      o.mode,   "--log-level", o.log_level, "--engine-link",        fmt::to_string(link_fd)};
+  if (o.system) arguments.emplace_back("--system");
+  if (o.strict) arguments.emplace_back("--strict");
+  if (o.hugepages) arguments.emplace_back("--hugepages");
+  if (o.pci) arguments.emplace_back("--pci");
+  if (!o.config.empty()) arguments.insert(arguments.end(), {"--config", o.config});
+  if (o.exit_idle_s > 0) {
+    arguments.insert(arguments.end(), {"--exit-idle", fmt::to_string(o.exit_idle_s)});
+  }
+  return arguments;
+}
+
+}  // namespace verbena::nic

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// verbenad's command line and configuration file. Errors are sentences; those of the file name
+// file and line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/types.h"
+
+namespace verbena::nic {
+
+struct DaemonOptions {
+  std::string name;  // validated
+  uint32_t nics = 1;
+  uint32_t host = 0;
+  bool system = false;
+  bool strict = false;
+  bool hugepages = false;
+  bool pci = false;
+  bool foreground = false;
+  std::string mode = "auto";  // thread-per-cpu, spinning
+  std::string log_level = "info";
+  std::string config;        // absolute path, or empty
+  int ready_fd = -1;         // -1: none
+  uint32_t exit_idle_s = 0;  // 0: stay
+  int engine_link_fd = -1;   // set: this is the engine process
+  // Of NIC n, from the configuration file; none: the default address.
+  std::vector<std::vector<transport::Gid>> addresses;
+};
+
+struct OptionsResult {
+  DaemonOptions options;
+  bool done = false;    // --help or --version: `text` is for stdout, exit 0
+  bool failed = false;  // `text` is the error
+  std::string text;
+};
+
+// Parses the command line and then the configuration file that it names.
+OptionsResult ParseOptions(int argc, const char* const* argv);
+
+// Reads `text` of the file `path` into `options`; what the command line said (`nics_given`) wins.
+// Empty = good.
+//
+//   nics = 2
+//   host = 0                          # 0 to 254: default addresses are 127.88.HOST.(n+1)
+//   [verbena0]
+//   addresses = ["10.0.0.1", "fd00::1"]   # GIDs 1, 2, …; GID 0 stays link-local
+std::string ParseConfig(std::string_view text, const std::string& path, bool nics_given,
+                        DaemonOptions* options);
+
+// Arguments (without the program's name) that give the engine process the same options.
+std::vector<std::string> EngineArguments(const DaemonOptions& options, int link_fd);
+
+}  // namespace verbena::nic
