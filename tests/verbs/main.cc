@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// main() of the verbs conformance programs. Started as a test it brings up a private daemon and
+// runs itself again in the environment that `verbena env` prints (LD_PRELOAD counts at exec only).
+// With VERBENA_TEST_INSIDE=1 it runs the tests in the environment as it is, for example against
+// another device: VERBENA_TEST_INSIDE=1 program --gtest_filter=...
+// With `--role NAME ...` it is another process of a test.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "tests/testing/daemon_fixture.h"
+#include "tests/verbs/verbs_support.h"
+
+namespace verbena::testing {
+namespace {
+
+int RunInside(int argc, char** argv) {
+  PrivateDaemon daemon(2);
+  ProcessOptions options;
+  options.argv = {"/bin/sh", "-c", "eval \"$(\"$0\" env)\" && exec \"$@\"", VerbenaCommand()};
+  options.argv.insert(options.argv.end(), argv, argv + argc);
+  options.environment = daemon.Environment();
+  options.environment["VERBENA_TEST_INSIDE"] = "1";
+  const char* limit = getenv("TEST_TIMEOUT");
+  options.limit = std::chrono::seconds(limit != nullptr ? std::max(20, atoi(limit) - 15) : 600);
+  Process tests(options);
+  const int status = tests.Wait();
+  fputs(tests.Output().c_str(), stdout);
+  if (status != 0) {
+    printf("\nThe tests ended with status %d. State of the daemon:\n%s", status,
+           daemon.Dump().c_str());
+  }
+  return status == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace verbena::testing
+
+int main(int argc, char** argv) {
+  using verbena::testing::RunInside;
+  signal(SIGPIPE, SIG_IGN);
+  try {
+    if (const auto status = verbena::testing::RunRole(argc, argv)) return *status;
+    if (getenv("VERBENA_TEST_INSIDE") == nullptr) return RunInside(argc, argv);
+  } catch (const std::exception& error) {
+    fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
