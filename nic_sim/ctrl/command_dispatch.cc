@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/ctrl/command_dispatch.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+
+namespace verbena::nic {
+namespace {
+
+// A command on its way.
+struct Call {
+  Context* context;
+  std::vector<UniqueFd> fds;
+  CommandResult* result;
+};
+
+int TakeSegments(int error, const SegmentFds& segments, CommandResult* result) {
+  for (const int fd : segments) result->fds.emplace_back(fd);
+  return error;
+}
+
+int AllocPd(Call& call, const abi::HandleRequest&, abi::HandleReply* reply) {
+  return call.context->AllocPd(&reply->handle);
+}
+int DeallocPd(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DeallocPd(request.handle);
+}
+int RegMr(Call& call, const abi::RegMrRequest& request, abi::RegMrReply* reply) {
+  return call.context->RegMr(request, reply);
+}
+int DeregMr(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DeregMr(request.handle);
+}
+
+int CreateCq(Call& call, const abi::CreateCqRequest& request, abi::CreateCqReply* reply) {
+  if (request.has_channel > 1 || request.reserved != 0 || call.fds.size() != request.has_channel) {
+    return EINVAL;
+  }
+  UniqueFd channel;
+  UniqueFd duplicate;
+  if (request.has_channel == 1) {
+    channel = OwnPipeWriteEnd(call.fds[0].get());
+    if (!channel.valid()) return EINVAL;
+    duplicate.reset(fcntl(channel.get(), F_DUPFD_CLOEXEC, 3));
+    if (!duplicate.valid()) return ENOMEM;
+  }
+  SegmentFds segments;
+  const int error = TakeSegments(
+      call.context->CreateCq(request, channel.release(), reply, &segments), segments, call.result);
+  if (error == 0 && duplicate.valid()) {
+    call.result->cq_change = CommandResult::CqChange::kChannelAdded;
+    call.result->cq = reply->handle;
+    call.result->cq_user_handle = request.user_handle;
+    call.result->channel = std::move(duplicate);
+  }
+  return error;
+}
+
+int DestroyCq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
+  const int error = call.context->DestroyCq(request.handle, reply);
+  if (error == 0) {
+    call.result->cq_change = CommandResult::CqChange::kRemoved;
+    call.result->cq = request.handle;
+  }
+  return error;
+}
+
+int CreateQp(Call& call, const abi::CreateQpRequest& request, abi::CreateQpReply* reply) {
+  SegmentFds segments;
+  return TakeSegments(call.context->CreateQp(request, reply, &segments), segments, call.result);
+}
+int ModifyQp(Call& call, const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) {
+  return call.context->ModifyQp(request, reply);
+}
+int QueryQp(Call& call, const abi::HandleRequest& request, abi::QueryQpReply* reply) {
+  return call.context->QueryQp(request.handle, reply);
+}
+int DestroyQp(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
+  return call.context->DestroyQp(request.handle, reply);
+}
+int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
+  return call.context->CreateAh(request, &reply->handle);
+}
+int DestroyAh(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DestroyAh(request.handle);
+}
+int QueryPort(Call& call, const abi::HandleRequest& request, abi::QueryPortReply* reply) {
+  return call.context->QueryPort(request.handle, reply);
+}
+
+// One row of the command table: the function with its sizes and the bytes around it.
+struct Command {
+  size_t request_bytes;
+  void (*run)(Call& call, std::span<const std::byte> request);
+};
+
+template <auto kFunction>
+struct RowOf;
+template <typename Request, typename Reply, int (*kFunction)(Call&, const Request&, Reply*)>
+struct RowOf<kFunction> {
+  static_assert(std::is_trivially_copyable_v<Request> && std::is_trivially_copyable_v<Reply>);
+  static void Run(Call& call, std::span<const std::byte> bytes) {
+    Request request;
+    std::memcpy(&request, bytes.data(), sizeof(request));
+    Reply reply{};
+    call.result->error = kFunction(call, request, &reply);
+    // What a failed command left behind is nobody's business.
+    if (call.result->error != 0) reply = Reply{};
+    reply.header = {request.header.sequence, call.result->error};
+    call.result->reply.resize(sizeof(reply));
+    std::memcpy(call.result->reply.data(), &reply, sizeof(reply));
+  }
+  static constexpr Command kCommand = {sizeof(Request), &Run};
+};
+
+const Command* FindCommand(uint16_t op) {
+  switch (op) {
+    case abi::kCmdAllocPd:
+      return &RowOf<&AllocPd>::kCommand;
+    case abi::kCmdDeallocPd:
+      return &RowOf<&DeallocPd>::kCommand;
+    case abi::kCmdRegMr:
+      return &RowOf<&RegMr>::kCommand;
+    case abi::kCmdDeregMr:
+      return &RowOf<&DeregMr>::kCommand;
+    case abi::kCmdCreateCq:
+      return &RowOf<&CreateCq>::kCommand;
+    case abi::kCmdDestroyCq:
+      return &RowOf<&DestroyCq>::kCommand;
+    case abi::kCmdCreateQp:
+      return &RowOf<&CreateQp>::kCommand;
+    case abi::kCmdModifyQp:
+      return &RowOf<&ModifyQp>::kCommand;
+    case abi::kCmdQueryQp:
+      return &RowOf<&QueryQp>::kCommand;
+    case abi::kCmdDestroyQp:
+      return &RowOf<&DestroyQp>::kCommand;
+    case abi::kCmdCreateAh:
+      return &RowOf<&CreateAh>::kCommand;
+    case abi::kCmdDestroyAh:
+      return &RowOf<&DestroyAh>::kCommand;
+    case abi::kCmdQueryPort:
+      return &RowOf<&QueryPort>::kCommand;
+    default:
+      return nullptr;
+  }
+}
+
+CommandResult Refuse(uint32_t sequence, int error) {
+  CommandResult result;
+  result.error = error;
+  const abi::ReplyHeader header = {sequence, error};
+  result.reply.resize(sizeof(header));
+  std::memcpy(result.reply.data(), &header, sizeof(header));
+  return result;
+}
+
+}  // namespace
+
+CommandResult DispatchCommand(Context* context, std::span<const std::byte> request, bool truncated,
+                              std::vector<UniqueFd> fds) {
+  abi::CommandHeader header{};
+  std::memcpy(&header, request.data(), std::min(request.size(), sizeof(header)));
+  if (request.size() < sizeof(header) || truncated || header.size != request.size()) {
+    return Refuse(header.sequence, EINVAL);
+  }
+  const Command* command = FindCommand(header.op);
+  if (command == nullptr) return Refuse(header.sequence, EOPNOTSUPP);
+  if (request.size() != command->request_bytes) return Refuse(header.sequence, EINVAL);
+  CommandResult result;
+  Call call = {context, std::move(fds), &result};
+  command->run(call, request);
+  if (result.error != 0) result.fds.clear();
+  return result;
+}
+
+}  // namespace verbena::nic

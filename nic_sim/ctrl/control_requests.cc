@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/ctrl/control_requests.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <mutex>
+#include <optional>
+
+#include "nic_sim/runtime/version.h"
+
+namespace verbena::nic {
+namespace {
+
+using nlohmann::json;
+using Action = ControlAnswer::Action;
+
+constexpr size_t kMaxRuleText = 1024;
+
+// The request's fields, checked. The first thing that is wrong becomes the answer.
+class Fields {
+ public:
+  explicit Fields(const json& request) : request_(request) {}
+
+  std::string Text(const char* key, bool required) {
+    const auto field = request_.find(key);
+    if (field == request_.end()) {
+      if (required) Fail(fmt::format("'{}' is missing", key));
+      return {};
+    }
+    if (const auto* text = field->get_ptr<const std::string*>()) return *text;
+    Fail(fmt::format("'{}' must be a text", key));
+    return {};
+  }
+
+  std::optional<uint64_t> Number(const char* key, uint64_t low, uint64_t high) {
+    const auto field = request_.find(key);
+    if (field == request_.end()) return std::nullopt;
+    const auto* number = field->get_ptr<const json::number_unsigned_t*>();
+    if (number != nullptr && *number >= low && *number <= high) return *number;
+    Fail(fmt::format("'{}' must be a number from {} to {}", key, low, high));
+    return std::nullopt;
+  }
+
+  // Every key must be one of `known` (or "op").
+  void Only(std::initializer_list<std::string_view> known) {
+    for (const auto& [key, value] : request_.items()) {
+      bool found = key == "op";
+      for (const std::string_view name : known) found = found || key == name;
+      if (!found) Fail(fmt::format("unknown field '{}'", key.substr(0, 64)));
+    }
+  }
+
+  void Fail(std::string error) {
+    if (error_.empty()) error_ = std::move(error);
+  }
+  bool ok() const { return error_.empty(); }
+  const std::string& error() const { return error_; }
+
+ private:
+  const json& request_;
+  std::string error_;
+};
+
+struct Request {
+  Hardware* hardware;
+  const DaemonInfo& daemon;
+  size_t clients;
+  Fields& fields;
+  ControlAnswer* answer;
+};
+
+using Guard = std::lock_guard<ShardLock>;
+
+json NicJson(const NicInfo& nic) {
+  json gids = json::array();
+  for (const transport::Gid& gid : nic.gids) gids.push_back(gid.ToString());
+  return {{"device", nic.device}, {"host", nic.host}, {"mac", nic.mac},
+          {"ipv4", nic.ipv4},     {"gids", gids},     {"state", nic.active ? "ACTIVE" : "DOWN"}};
+}
+
+json Version(Request& request) {
+  return {{"version", kVersion},
+          {"abi", {abi::kVersionMin, abi::kVersionMax}},
+          {"pid", request.daemon.pid}};
+}
+
+json Status(Request& request) {
+  Hardware& hardware = *request.hardware;
+  std::vector<NicInfo> nics;
+  {
+    const Guard guard(hardware.lock());
+    for (size_t i = 0; i < hardware.nic_count(); ++i) nics.push_back(hardware.nic_info(i));
+  }
+  json list = json::array();
+  for (const NicInfo& nic : nics) list.push_back(NicJson(nic));
+  const bool spinning = hardware.mode() == abi::kEngineSpinning;
+  return {{"name", request.daemon.name},
+          {"pid", request.daemon.pid},
+          {"socket", request.daemon.socket},
+          {"system", request.daemon.system},
+          {"mode", spinning ? "spinning" : "thread-per-cpu"},
+          {"threads", hardware.thread_count()},
+          {"nics", std::move(list)},
+          {"clients", request.clients}};
+}
+
+json List(Request& request) {
+  const std::string what = request.fields.Text("what", true);
+  if (!request.fields.ok()) return {};
+  const Guard guard(request.hardware->lock());
+  json items = request.hardware->List(what);
+  if (items.is_null()) {
+    request.fields.Fail(
+        fmt::format("cannot list '{}': context, pd, mr, cq and qp are known", what.substr(0, 64)));
+  }
+  return items;
+}
+
+json Counters(Request& request) {
+  const std::string device = request.fields.Text("dev", false);
+  if (!request.fields.ok()) return {};
+  const Guard guard(request.hardware->lock());
+  json devices = request.hardware->Counters(device);
+  if (devices.is_null()) {
+    request.fields.Fail(fmt::format("there is no device '{}'", device.substr(0, 64)));
+  }
+  return devices;
+}
+
+json FaultAdd(Request& request) {
+  const std::string rule = request.fields.Text("rule", true);
+  if (rule.size() > kMaxRuleText) request.fields.Fail("the rule is too long");
+  if (!request.fields.ok()) return {};
+  std::string error;
+  const Guard guard(request.hardware->lock());
+  const uint32_t id = request.hardware->AddRule(rule, &error);
+  if (id == 0) request.fields.Fail(error.empty() ? "the rule was refused" : error);
+  return {{"id", id}};
+}
+
+json FaultList(Request& request) {
+  const Guard guard(request.hardware->lock());
+  return {{"rules", request.hardware->ListRules()}};
+}
+
+json FaultClear(Request& request) {
+  const auto id = request.fields.Number("id", 1, std::numeric_limits<uint32_t>::max());
+  if (!request.fields.ok()) return {};
+  const Guard guard(request.hardware->lock());
+  return {{"removed", request.hardware->ClearRules(static_cast<uint32_t>(id.value_or(0)))}};
+}
+
+json Dump(Request& request) {
+  const Guard guard(request.hardware->lock());
+  return request.hardware->Dump();
+}
+
+json Capture(Request& request) {
+  ControlAnswer& answer = *request.answer;
+  answer.action = Action::kCapture;
+  answer.device = request.fields.Text("dev", false);
+  const std::string stage = request.fields.Text("stage", true);
+  answer.before_faults = stage == "before";
+  if (stage != "before" && stage != "after") request.fields.Fail("'stage' is before or after");
+  answer.count = request.fields.Number("count", 1, std::numeric_limits<int64_t>::max()).value_or(0);
+  return {};
+}
+
+json CaptureStop(Request& request) {
+  request.answer->action = Action::kCaptureStop;
+  return {};
+}
+
+json Shutdown(Request& request) {
+  request.answer->action = Action::kShutdown;
+  return {};
+}
+
+struct Op {
+  const char* name;
+  std::initializer_list<std::string_view> fields;
+  json (*run)(Request& request);
+};
+
+const Op kOps[] = {
+    {"version", {}, &Version},
+    {"status", {}, &Status},
+    {"list", {"what"}, &List},
+    {"counters", {"dev"}, &Counters},
+    {"fault_add", {"rule"}, &FaultAdd},
+    {"fault_list", {}, &FaultList},
+    {"fault_clear", {"id"}, &FaultClear},
+    {"capture", {"dev", "stage", "count"}, &Capture},
+    {"capture_stop", {}, &CaptureStop},
+    {"dump", {}, &Dump},
+    {"shutdown", {}, &Shutdown},
+};
+
+ControlAnswer Refusal(std::string_view sentence) {
+  ControlAnswer answer;
+  answer.text = ErrorText(sentence);
+  return answer;
+}
+
+}  // namespace
+
+std::string JsonText(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string ErrorText(std::string_view sentence) { return JsonText({{"error", sentence}}); }
+
+ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
+                                   const DaemonInfo& daemon, size_t clients) {
+  const json request = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!request.is_object()) return Refusal("the request is no JSON object");
+  Fields fields(request);
+  const std::string name = fields.Text("op", true);
+  if (!fields.ok()) return Refusal(fields.error());
+  for (const Op& op : kOps) {
+    if (name != op.name) continue;
+    fields.Only(op.fields);
+    if (!fields.ok()) return Refusal(fields.error());
+    ControlAnswer answer;
+    Request call = {hardware, daemon, clients, fields, &answer};
+    const json result = op.run(call);
+    if (!fields.ok()) return Refusal(fields.error());
+    if (answer.action == Action::kReply) answer.text = JsonText(result);
+    return answer;
+  }
+  return Refusal(fmt::format("unknown op '{}'", name.substr(0, 64)));
+}
+
+}  // namespace verbena::nic

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The device as the control server sees it. One implementation stands over nic_sim/device; tests
+// bring their own, so that the server is tested without DPDK.
+//
+// Thread: the control thread, with lock() held, except where said otherwise.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nic_sim/abi/commands.h"
+#include "nic_sim/device/context.h"
+
+namespace verbena::nic {
+
+struct CaptureCounts {
+  uint64_t packets = 0;
+  uint64_t missed = 0;
+  int error = 0;  // errno of the write that ended it
+};
+
+class Hardware {
+ public:
+  virtual ~Hardware() = default;
+
+  virtual ShardLock& lock() = 0;
+
+  // Constant since the start; no lock needed.
+  virtual size_t nic_count() const = 0;
+  virtual abi::EngineMode mode() const = 0;
+  virtual uint32_t thread_count() const = 0;
+  virtual int wake_page_fd() const = 0;
+  virtual int status_page_fd() const = 0;  // read-write
+  virtual int status_page_readonly_fd() const = 0;
+
+  virtual NicInfo nic_info(size_t nic) const = 0;
+
+  // See Device.
+  virtual int OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
+                          int* context_fd, Context** context, std::string* why) = 0;
+  virtual void CloseContext(Context* context) = 0;
+
+  // {"items": […]}; null: unknown `what`.
+  virtual nlohmann::json List(std::string_view what) const = 0;
+  // {"devices": {…}}; `device` empty: all; null: unknown.
+  virtual nlohmann::json Counters(std::string_view device) const = 0;
+  virtual nlohmann::json Dump() const = 0;
+
+  // Fault rules: id > 0, or 0 with a sentence.
+  virtual uint32_t AddRule(std::string_view text, std::string* error) = 0;
+  virtual nlohmann::json ListRules() const = 0;  // array
+  virtual uint32_t ClearRules(uint32_t id) = 0;  // 0: all
+
+  // Captures into `fd` (taken over); `device` empty: all. id > 0, or 0 with a sentence.
+  virtual uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
+                                std::string* error) = 0;
+  // Its count is reached, or its file takes nothing more.
+  virtual bool CaptureDone(uint32_t id) const = 0;
+  // Ends it. What is returned waits until all is written; call it once, without the lock.
+  virtual std::function<CaptureCounts()> DetachCapture(uint32_t id) = 0;
+};
+
+}  // namespace verbena::nic

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The control server: one thread that accepts connections on the daemon's socket, opens devices
+// for applications, carries out their commands and answers control requests (docs/CONTROL.md).
+//
+// A client that is slow, silent, hostile or dead costs the others nothing: sockets do not block,
+// a connection is read only while its last reply has been taken, it gets few messages in a row,
+// and one that does not say what it is goes away. Death of an application comes from its pidfd: a
+// forked child may keep the socket open.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "nic_sim/ctrl/control_requests.h"
+#include "nic_sim/ctrl/hardware.h"
+#include "nic_sim/supervisor/engine_link.h"
+
+namespace verbena::nic {
+
+struct ServerOptions {
+  DaemonInfo daemon;
+  uint32_t exit_idle_s = 0;  // 0: stay
+  // Of a daemon with exit_idle_s whose first client does not come; the larger of the two counts.
+  uint32_t first_client_s = 30;
+  uint32_t hello_ms = 10000;  // a connection that has not said what it is by then is closed
+  uint32_t max_contexts_of_others = 256;  // of each user that is not the daemon's or root
+};
+
+class Server {
+ public:
+  // `link` may be null (no supervisor). Both outlive the server.
+  Server(Hardware* hardware, EngineLink* link, ServerOptions options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Creates the listening socket. `signal_fd` (-1: none): readable when the daemon is to end.
+  // Empty = clients may come, else a sentence.
+  std::string Listen(const std::string& path, int signal_fd);
+
+  // Serves until a signal, a shutdown request, the supervisor's word or end, or idleness. Then the
+  // socket is gone, captures are finished, clients are told and their contexts are closed.
+  void Run();
+
+  // Makes Run() return; from any thread, also from a signal handler.
+  void Stop();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace verbena::nic

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "nic_sim/ctrl/sysfs_tree.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "nic_sim/abi/commands.h"
+#include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/runtime/version.h"
+#include "nic_sim/supervisor/seqpacket.h"
+#include "transport/base/byteorder.h"
+
+namespace verbena::nic {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Writes below one folder and keeps the first error. Rights do not depend on the umask.
+class TreeWriter {
+ public:
+  TreeWriter(std::string root, bool system) : root_(std::move(root)), system_(system) {
+    Folder("");
+  }
+
+  void File(const std::string& name, std::string_view line) {
+    const std::string path = Below(name);
+    UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+    const std::string text = line.empty() ? std::string() : std::string(line) + "\n";
+    if (!fd.valid() ||
+        write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+        fchmod(fd.get(), system_ ? 0644 : 0600) != 0) {
+      Fail(path);
+    }
+  }
+
+  void Link(const std::string& name, const std::string& target) {
+    const std::string path = Below(name);
+    if (symlink(target.c_str(), path.c_str()) != 0) Fail(path);
+  }
+
+  // Stands for a device node: readable and writable (UCX asks), but of a system-wide daemon not a
+  // file that anybody could fill.
+  void Marker(const std::string& name) {
+    if (system_) {
+      Link(name, "/dev/null");
+    } else {
+      File(name, "");
+    }
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  void Fail(const std::string& path) {
+    if (error_.empty()) error_ = fmt::format("cannot write {}: {}", path, std::strerror(errno));
+  }
+
+  // Makes the folders on the way.
+  std::string Below(const std::string& name) {
+    for (size_t slash = name.find('/'); slash != std::string::npos;
+         slash = name.find('/', slash + 1)) {
+      Folder("/" + name.substr(0, slash));
+    }
+    return root_ + "/" + name;
+  }
+
+  void Folder(const std::string& name) {
+    const std::string path = root_ + name;
+    const mode_t mode = system_ ? 0755 : 0700;
+    if (mkdir(path.c_str(), mode) == 0) {
+      if (chmod(path.c_str(), mode) != 0) Fail(path);
+    } else if (errno != EEXIST || name.empty()) {
+      Fail(path);
+    }
+  }
+
+  std::string root_;
+  bool system_;
+  std::string error_;
+};
+
+std::string GuidText(uint64_t guid) {
+  return fmt::format("{:04x}:{:04x}:{:04x}:{:04x}", guid >> 48, guid >> 32 & 0xffff,
+                     guid >> 16 & 0xffff, guid & 0xffff);
+}
+
+std::string GidText(const transport::Gid& gid) {
+  std::string text;
+  for (size_t i = 0; i < transport::Gid::kBytes; i += 2) {
+    text += fmt::format("{}{:04x}", i == 0 ? "" : ":", transport::LoadBe16(&gid.bytes()[i]));
+  }
+  return text;
+}
+
+// "ff" or "3,ffffffff": words of 32 bits, the highest first.
+std::string CpuMask(unsigned cpus) {
+  std::string text;
+  for (unsigned word = (cpus - 1) / 32 + 1; word-- > 0;) {
+    const unsigned bits = std::min(cpus - word * 32, 32u);
+    const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << bits) - 1);
+    text += text.empty() ? fmt::format("{:x}", mask) : fmt::format(",{:08x}", mask);
+  }
+  return text;
+}
+
+void WriteParent(TreeWriter* tree, const std::string& parent) {
+  const unsigned cpus = std::max(1u, static_cast<unsigned>(sysconf(_SC_NPROCESSORS_CONF)));
+  tree->File(parent + "/numa_node", "-1");
+  tree->File(parent + "/local_cpus", CpuMask(cpus));
+  tree->File(parent + "/local_cpulist", cpus == 1 ? "0" : fmt::format("0-{}", cpus - 1));
+  tree->File(parent + "/uevent", "DRIVER=verbena");
+}
+
+void WritePort(TreeWriter* tree, const std::string& port, const NicInfo& nic) {
+  tree->File(port + "/state", nic.active ? "4: ACTIVE" : "1: DOWN");
+  tree->File(port + "/phys_state", nic.active ? "5: LinkUp" : "3: Disabled");
+  tree->File(port + "/rate", "100 Gb/sec (4X EDR)");
+  tree->File(port + "/lid", "0x0");
+  tree->File(port + "/lid_mask_count", "0");
+  tree->File(port + "/sm_lid", "0x0");
+  tree->File(port + "/sm_sl", "0");
+  tree->File(port + "/cap_mask", fmt::format("0x{:08x}", MakePortAttributes().port_cap_flags));
+  tree->File(port + "/link_layer", "Ethernet");
+  for (size_t i = 0; i < kGidTableLen; ++i) {
+    const transport::Gid gid = i < nic.gids.size() ? nic.gids[i] : transport::Gid();
+    tree->File(fmt::format("{}/gids/{}", port, i), GidText(gid));
+    // Of free entries too: one that cannot be read spoils ibv_query_gid_table.
+    tree->File(fmt::format("{}/gid_attrs/types/{}", port, i), "RoCE v2");
+    // An interface that exists: verbs turn the name into an index.
+    if (!gid.IsZero()) tree->File(fmt::format("{}/gid_attrs/ndevs/{}", port, i), "lo");
+  }
+  tree->File(port + "/pkeys/0", "0xffff");
+}
+
+void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic) {
+  const std::string parent = fmt::format("sys/devices/virtual/verbena/nic{}", index);
+  const std::string device = parent + "/infiniband/" + nic.device;
+  WriteParent(tree, parent);
+  tree->File(device + "/node_type", "1: CA");
+  tree->File(device + "/node_guid", GuidText(nic.node_guid));
+  tree->File(device + "/sys_image_guid", GuidText(nic.node_guid));
+  tree->File(device + "/fw_ver", kVersion);
+  tree->File(device + "/hw_rev", "0x1");
+  tree->File(device + "/hca_type", "VERBENA");
+  tree->File(device + "/board_id", "VERBENA");
+  tree->File(device + "/node_desc", "Verbena software RoCEv2 NIC " + nic.device);
+  tree->Link(device + "/device", "../../../" + fmt::format("nic{}", index));
+  WritePort(tree, device + "/ports/1", nic);
+
+  const std::string name = fmt::format("uverbs{}", index);
+  const std::string uverbs = parent + "/infiniband_verbs/" + name;
+  tree->File(uverbs + "/ibdev", nic.device);
+  tree->File(uverbs + "/dev",
+             fmt::format("{}:{}", abi::kUverbsMajor, abi::kUverbsFirstMinor + index));
+  tree->File(uverbs + "/abi_version", "1");
+  tree->Link(uverbs + "/device", "../../../" + fmt::format("nic{}", index));
+
+  const std::string from_class = fmt::format("../../devices/virtual/verbena/nic{}", index);
+  tree->Link("sys/class/infiniband/" + nic.device, from_class + "/infiniband/" + nic.device);
+  tree->Link("sys/class/infiniband_verbs/" + name, from_class + "/infiniband_verbs/" + name);
+  tree->Marker("dev/infiniband/" + name);
+}
+
+}  // namespace
+
+std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& nics, bool system) {
+  // Leftovers of a dead daemon: the caller holds the instance's lock.
+  const std::string fresh = path + ".new";
+  const std::string old = path + ".old";
+  std::error_code ignored;
+  fs::remove_all(fresh, ignored);
+  fs::remove_all(old, ignored);
+  TreeWriter tree(fresh, system);
+  tree.File("sys/class/infiniband_verbs/abi_version", "6");
+  for (size_t i = 0; i < nics.size(); ++i) WriteNic(&tree, i, nics[i]);
+  std::string error = tree.error();
+  if (error.empty()) {
+    rename(path.c_str(), old.c_str());
+    if (rename(fresh.c_str(), path.c_str()) != 0) {
+      error = fmt::format("cannot rename {}: {}", fresh, std::strerror(errno));
+    }
+    fs::remove_all(old, ignored);
+  }
+  if (!error.empty()) fs::remove_all(fresh, ignored);
+  return error;
+}
+
+}  // namespace verbena::nic
