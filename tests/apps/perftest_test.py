@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock perftest over RC: every tool with every option that it takes.
+
+VERBENA_TEST_DURATION: seconds for -D (1; the accepted version uses 5). perftest refuses -e with -D.
+"""
+
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
+import verbena_testing
+from verbena_testing import ADDRESS, FULL, AppTestCase, free_port
+
+DURATION = int(os.environ.get("VERBENA_TEST_DURATION", "5" if FULL else "1"))
+MTUS = (256, 512, 1024, 2048, 4096)
+BANDWIDTH_LINE = re.compile(r"^ *(\d+) +(\d+) +([0-9.]+|inf) +([0-9.]+|inf) +([0-9.]+|inf)", re.M)
+LATENCY_LINE = re.compile(r"^ *(\d+) +(\d+) +([0-9.]+)", re.M)
+
+
+class Perftest(AppTestCase):
+
+    def run_tool(self, tool, *options):
+        with self.subTest(tool=tool, options=options):
+            port = free_port()
+            common = [tool, "-F", "-x", 1, "-p", port, *options]
+            server, client = self.pair([*common, "-d", "verbena0"],
+                                       [*common, "-d", "verbena1", ADDRESS], port, limit=90)
+            pattern = BANDWIDTH_LINE if tool.endswith("_bw") else LATENCY_LINE
+            lines = pattern.findall(client)
+            self.assertTrue(lines, f"no result line\n{client}\n{server}")
+            for text in (client, server):
+                self.assertNotRegex(text, r"(?i)Completion with error|syndrom|Failed status")
+            return lines
+
+    def all_sizes(self, tool):
+        lines = self.run_tool(tool, "-a", "-n", 20)
+        if lines:  # Not in a failed subtest.
+            self.assertEqual([int(line[0]) for line in lines], [2 << i for i in range(23)])
+
+    def mtus(self, tool, *options):
+        for mtu in MTUS:
+            self.run_tool(tool, "-m", mtu, *options)
+
+    def bandwidth(self, tool, events, sizes=True):
+        if sizes:
+            self.all_sizes(tool)
+        few = ("-n", 300)
+        self.run_tool(tool, "-b", *few)
+        self.run_tool(tool, "-q", 16, *few)
+        self.run_tool(tool, "-q", 16, "-b", *few)
+        if events:
+            self.run_tool(tool, "-e", *few)
+            self.run_tool(tool, "-e", "-b", *few)
+        self.run_tool(tool, "-D", DURATION)
+        self.mtus(tool, "-n", 50)
+
+    def latency(self, tool, events, sizes=True):
+        if sizes:
+            self.all_sizes(tool)
+        if events:
+            self.run_tool(tool, "-e", "-n", 300)
+        self.run_tool(tool, "-D", DURATION)
+        self.mtus(tool, "-n", 50, *(("-s", 5000) if sizes else ()))
+
+    def test_ib_send_bw(self):
+        self.bandwidth("ib_send_bw", events=True)
+
+    def test_ib_read_bw(self):
+        self.bandwidth("ib_read_bw", events=True)
+
+    def test_ib_write_bw(self):
+        self.bandwidth("ib_write_bw", events=False)
+
+    def test_ib_atomic_bw(self):
+        self.bandwidth("ib_atomic_bw", events=True, sizes=False)
+        self.run_tool("ib_atomic_bw", "-A", "CMP_AND_SWAP", "-n", 300)
+
+    def test_ib_send_lat(self):
+        self.latency("ib_send_lat", events=True)
+
+    def test_ib_read_lat(self):
+        self.latency("ib_read_lat", events=True)
+
+    def test_ib_write_lat(self):
+        self.latency("ib_write_lat", events=False)
+
+    def test_ib_atomic_lat(self):
+        self.latency("ib_atomic_lat", events=True, sizes=False)
+
+    def test_the_gid_is_found_without_being_named(self):
+        port = free_port()
+        self.pair(["ib_write_bw", "-F", "-n", 100, "-p", port],
+                  ["ib_write_bw", "-F", "-n", 100, "-p", port, ADDRESS], port)
+
+
+if __name__ == "__main__":
+    verbena_testing.main()

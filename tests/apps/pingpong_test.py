@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock ibv_rc_pingpong with data check (-c): sizes, MTUs, polling and events, GIDs, NICs.
+
+VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
+"""
+
+import itertools
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
+import verbena_testing
+from verbena_testing import ADDRESS, FULL, AppTestCase, free_port
+
+SIZES = (1, 2, 63, 64, 4096, 4097, 65536, 1 << 20, 8 << 20)
+MTUS = (256, 512, 1024, 2048, 4096)
+TWO, ONE = ("verbena0", "verbena1"), ("verbena0", "verbena0")
+
+
+def iterations(size):
+    return 200 if size <= 4096 else 50 if size <= 65536 else 10
+
+
+class Pingpong(AppTestCase):
+
+    def commands(self, nics, gid, size, mtu=1024, events=False, count=None):
+        port = free_port()
+        options = ["-g", gid, "-p", port, "-s", size, "-m", mtu, "-c", "-n",
+                   count or iterations(size)] + (["-e"] if events else [])
+        return (["ibv_rc_pingpong", "-d", nics[0], *options],
+                ["ibv_rc_pingpong", "-d", nics[1], *options, ADDRESS], port)
+
+    def check(self, *arguments, **options):
+        with self.subTest(arguments=arguments, **options):
+            outputs = self.pair(*self.commands(*arguments, **options))
+            for output in outputs:
+                self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
+                self.assertNotIn("invalid data", output)
+
+    def test_every_size_by_polling(self):
+        for size in SIZES:
+            self.check(TWO, 1, size)
+
+    def test_every_size_by_events(self):
+        for size in SIZES:
+            self.check(TWO, 1, size, events=True)
+
+    def test_every_mtu_gid_and_pair_of_nics(self):
+        for mtu, gid, nics in itertools.product(MTUS, (0, 1), (TWO, ONE)):
+            self.check(nics, gid, 4097 + mtu, mtu=mtu, events=mtu == 512, count=30)
+
+    def test_large_messages_at_the_smallest_and_largest_mtu(self):
+        for mtu in (256, 4096):
+            self.check(ONE, 0, 8 << 20, mtu=mtu, count=4)
+            self.check(TWO, 1, 8 << 20, mtu=mtu, count=4, events=True)
+
+    def test_full_matrix(self):
+        if not FULL:
+            self.skipTest("VERBENA_TEST_FULL is not set")
+        for case in itertools.product((TWO, ONE), (0, 1), SIZES, MTUS, (False, True)):
+            self.check(*case)
+
+    def test_twenty_pairs_at_once(self):
+        started = []
+        for i in range(20):
+            server, client, port = self.commands(
+                TWO if i % 2 else ONE, i // 2 % 2, (64, 4096, 100000, 1000)[i % 4],
+                events=i % 3 == 0, count=100)
+            started += self.start_pair(server, client, port, limit=120)
+        self.finish(*started)
+        status = self.daemon.json("list", "qp")
+        items = status["items"] if isinstance(status, dict) else status
+        self.assertEqual(items, [])
+
+    def test_one_run_after_another(self):
+        for i in range(int(os.environ.get("VERBENA_TEST_LOOPS", "5"))):
+            self.check(TWO if i % 2 else ONE, 1, 4096, count=100, events=i % 4 >= 2)
+
+
+if __name__ == "__main__":
+    verbena_testing.main()
