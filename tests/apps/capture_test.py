@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import pcapng
 import verbena_testing
 from verbena_testing import ADDRESS, AppTestCase, free_port, run

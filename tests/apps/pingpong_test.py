@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
 from verbena_testing import ADDRESS, FULL, AppTestCase, free_port
 
