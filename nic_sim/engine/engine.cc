@@ -166,6 +166,7 @@ bool Engine::RunQps() {
     worked = true;
     if (qp.Service(now_, kFetchBudget)) ++wqes_this_pass_;
     Transmit(qp);
+    if (qp.wants_error()) MarkReady(qp);
     timers_.Schedule(qp, qp.next_timeout());
     if (&qp == last) break;
   }

@@ -296,10 +296,7 @@ bool Qp::Service(Time now, uint32_t budget) {
     }
     if (fetched != 0) sq_.Publish();
   }
-  if (state_ != QpState::kErr && state_ != QpState::kReset &&
-      (requester_.failed() || responder_.failed())) {
-    MoveToError();
-  }
+  if (wants_error()) MoveToError();
   DrainOutputs(now);
   if (state_ == QpState::kSqd && !drained_reported_ && requester_.drained()) {
     drained_reported_ = true;

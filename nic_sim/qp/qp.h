@@ -88,6 +88,12 @@ class Qp {
   transport::Time next_timeout() const { return requester_.next_timeout(); }
   void ShiftDeadlines(transport::Duration gap) { requester_.ShiftDeadlines(gap); }
   bool wants_service() const { return sends() && !sq_.empty() && requester_.CanPost(); }
+  // A state machine has ended the connection and Service has not seen it yet
+  // (a responder fails when its NAK is on the way).
+  bool wants_error() const {
+    return state_ != transport::QpState::kErr && state_ != transport::QpState::kReset &&
+           (requester_.failed() || responder_.failed());
+  }
   // ERR by a CQ overrun or by an outside decision.
   void MoveToError();
 

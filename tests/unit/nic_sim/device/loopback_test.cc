@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two applications on the device interface, engine threads running: data
+// arrives, completions are right, hostile queue contents harm only their owner.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include "tests/unit/nic_sim/device/raw_client.h"
+#include "transport/verbs_types.h"
+
+namespace verbena::testing {
+namespace {
+
+using transport::WcStatus;
+using transport::WrOpcode;
+
+// EAL can be initialised once per process: one device for all tests.
+std::unique_ptr<nic::Device>& TheDevice() {
+  static std::unique_ptr<nic::Device> device;
+  return device;
+}
+
+class DeviceEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override { TheDevice() = StartDevice(2); }
+  void TearDown() override { TheDevice().reset(); }
+};
+const auto* const kEnvironment = ::testing::AddGlobalTestEnvironment(new DeviceEnvironment);
+
+// A connected pair: client a on verbena0, client b on verbena1 (or the same).
+class ConnectedPair : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(TheDevice(), nullptr);
+    a = std::make_unique<RawClient>(*TheDevice(), 0);
+    b = std::make_unique<RawClient>(*TheDevice(), GetParam());
+    a_cq = a->CreateCq(64);
+    b_cq = b->CreateCq(64);
+    a_qp = a->CreateQp(a_cq, a_cq);
+    b_qp = b->CreateQp(b_cq, b_cq);
+    ASSERT_EQ(a->Connect(a_qp, b_qp.qpn, b->gid()), 0);
+    ASSERT_EQ(b->Connect(b_qp, a_qp.qpn, a->gid()), 0);
+    from.resize(kBytes);
+    std::iota(from.begin(), from.end(), uint8_t{1});
+    to.assign(kBytes, 0);
+    from_key = a->RegMr(from.data(), from.size(), transport::kAccessLocalWrite);
+    to_key = b->RegMr(to.data(), to.size(), 15);
+  }
+
+  abi::Sge From(uint32_t bytes) const {
+    return {reinterpret_cast<uint64_t>(from.data()), bytes, from_key};
+  }
+  abi::Sge To(uint32_t bytes) const {
+    return {reinterpret_cast<uint64_t>(to.data()), bytes, to_key};
+  }
+  abi::SendWqe Wqe(WrOpcode opcode, uint64_t wr_id) const {
+    abi::SendWqe wqe{};
+    wqe.wr_id = wr_id;
+    wqe.opcode = static_cast<uint8_t>(opcode);
+    wqe.flags = abi::kWqeSignaled;
+    wqe.remote_address = reinterpret_cast<uint64_t>(to.data());
+    wqe.rkey = to_key;
+    return wqe;
+  }
+  void ExpectCqe(RawClient& client, RawClient::Cq& cq, uint64_t wr_id, WcStatus status) {
+    const auto cqe = client.Poll(cq);
+    ASSERT_TRUE(cqe.has_value()) << "no completion\n"
+                                 << [] {
+                                      const std::lock_guard lock(TheDevice()->lock());
+                                      return TheDevice()->Dump().dump(1);
+                                    }();
+    EXPECT_EQ((*cqe)->wr_id, wr_id);
+    EXPECT_EQ((*cqe)->status, static_cast<uint8_t>(status));
+  }
+
+  static constexpr uint32_t kBytes = 100000;
+  std::unique_ptr<RawClient> a, b;
+  RawClient::Cq a_cq, b_cq;
+  RawClient::Qp a_qp, b_qp;
+  std::vector<uint8_t> from, to;
+  uint32_t from_key = 0, to_key = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(SameAndOtherNic, ConnectedPair, ::testing::Values(0u, 1u));
+
+TEST_P(ConnectedPair, SendFillsThePostedReceive) {
+  b->WriteRecv(b_qp, 7, {To(kBytes)});
+  a->WriteSend(a_qp, Wqe(WrOpcode::kSend, 5), {From(kBytes)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 5, WcStatus::kSuccess);
+  const auto cqe = b->Poll(b_cq);
+  ASSERT_TRUE(cqe.has_value());
+  EXPECT_EQ((*cqe)->wr_id, 7u);
+  EXPECT_EQ((*cqe)->byte_len, kBytes);
+  EXPECT_EQ((*cqe)->qpn, b_qp.qpn);
+  EXPECT_EQ(from, to);
+}
+
+TEST_P(ConnectedPair, WriteLandsWithoutAReceive) {
+  a->WriteSend(a_qp, Wqe(WrOpcode::kRdmaWrite, 1), {From(kBytes)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 1, WcStatus::kSuccess);
+  EXPECT_EQ(from, to);
+}
+
+TEST_P(ConnectedPair, ReadFetchesRemoteBytes) {
+  std::iota(to.begin(), to.end(), uint8_t{77});
+  a->WriteSend(a_qp, Wqe(WrOpcode::kRdmaRead, 2), {From(kBytes)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 2, WcStatus::kSuccess);
+  EXPECT_EQ(from, to);
+}
+
+TEST_P(ConnectedPair, FetchAddReturnsTheOriginalValue) {
+  const uint64_t before = 41;
+  std::memcpy(to.data(), &before, 8);
+  abi::SendWqe wqe = Wqe(WrOpcode::kFetchAdd, 3);
+  wqe.atomic.compare_add = 1;
+  a->WriteSend(a_qp, wqe, {From(8)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 3, WcStatus::kSuccess);
+  uint64_t original = 0;
+  uint64_t after = 0;
+  std::memcpy(&original, from.data(), 8);
+  std::memcpy(&after, to.data(), 8);
+  EXPECT_EQ(original, 41u);
+  EXPECT_EQ(after, 42u);
+}
+
+TEST_P(ConnectedPair, WrongRkeyFailsBothQps) {
+  abi::SendWqe wqe = Wqe(WrOpcode::kRdmaWrite, 4);
+  wqe.rkey ^= 0xff;
+  b->WriteRecv(b_qp, 8, {To(16)});
+  a->WriteSend(a_qp, wqe, {From(16)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 4, WcStatus::kRemAccessErr);
+  ExpectCqe(*b, b_cq, 8, WcStatus::kWrFlushErr);
+}
+
+TEST_P(ConnectedPair, ReceivePostedInErrorIsFlushed) {
+  abi::SendWqe wqe = Wqe(WrOpcode::kRdmaWrite, 4);
+  wqe.rkey ^= 0xff;
+  a->WriteSend(a_qp, wqe, {From(16)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 4, WcStatus::kRemAccessErr);
+  a->WriteRecv(a_qp, 9, {From(16)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 9, WcStatus::kWrFlushErr);
+}
+
+TEST_P(ConnectedPair, VanishedPeerExhaustsTheRetries) {
+  ASSERT_EQ(a->Connect(a_qp, 0xffffff - 1, b->gid()), EINVAL);  // not from RTS
+  RawClient::Qp lonely = a->CreateQp(a_cq, a_cq);
+  ASSERT_EQ(a->Connect(lonely, 0xfffffe, b->gid(), 1, 1), 0);
+  a->WriteSend(lonely, Wqe(WrOpcode::kSend, 6), {From(16)});
+  a->Ring(lonely);
+  ExpectCqe(*a, a_cq, 6, WcStatus::kRetryExcErr);
+}
+
+// Whatever stands in a ring, only its owner sees errors.
+TEST_P(ConnectedPair, HostileSendWqesEndInErrorCompletions) {
+  struct Case {
+    const char* what;
+    void (*spoil)(abi::SendWqe&);
+  };
+  static constexpr Case kCases[] = {
+      {"opcode", [](abi::SendWqe& w) { w.opcode = 0xee; }},
+      {"too many SGEs", [](abi::SendWqe& w) { w.num_sge = 255; }},
+      {"inline beyond the stride",
+       [](abi::SendWqe& w) {
+         w.flags |= abi::kWqeInline;
+         w.inline_bytes = 0x80000000;
+       }},
+      {"inline READ",
+       [](abi::SendWqe& w) {
+         w.opcode = static_cast<uint8_t>(WrOpcode::kRdmaRead);
+         w.flags |= abi::kWqeInline;
+       }},
+  };
+  for (const Case& one : kCases) {
+    SCOPED_TRACE(one.what);
+    RawClient::Qp qp = a->CreateQp(a_cq, a_cq);
+    ASSERT_EQ(a->Connect(qp, b_qp.qpn, b->gid()), 0);
+    abi::SendWqe wqe = Wqe(WrOpcode::kRdmaWrite, 10);
+    one.spoil(wqe);
+    a->WriteSend(qp, wqe, {From(16)});
+    a->Ring(qp);
+    ExpectCqe(*a, a_cq, 10, WcStatus::kLocQpOpErr);
+  }
+}
+
+TEST_P(ConnectedPair, WrongLkeyIsALocalProtectionError) {
+  abi::Sge sge = From(16);
+  sge.lkey ^= 1;
+  a->WriteSend(a_qp, Wqe(WrOpcode::kRdmaWrite, 11), {sge});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 11, WcStatus::kLocProtErr);
+}
+
+TEST_P(ConnectedPair, ProducerBeyondTheRingIsIgnored) {
+  auto& record = a->page().qp[a_qp.handle];
+  record.sq_producer.store(0x7fffffff);
+  record.rq_producer.store(0x80000000);
+  a->page().doorbell_bits[0].store(~uint64_t{0});
+  a->page().doorbell_summary[3].store(~uint64_t{0});
+  a->page().doorbell_summary[0].store(~uint64_t{0});
+  TheDevice()->Kick();
+  EXPECT_FALSE(a->Poll(a_cq, 50).has_value());
+  // The other application goes on.
+  b->WriteSend(b_qp, Wqe(WrOpcode::kSend, 12), {});
+  const std::lock_guard lock(TheDevice()->lock());
+  EXPECT_EQ(TheDevice()->List("qp")["items"].size(), 2u);
+}
+
+TEST_P(ConnectedPair, CqOverrunStopsTheQp) {
+  RawClient::Cq tiny = a->CreateCq(1);
+  RawClient::Qp qp = a->CreateQp(tiny, tiny);
+  RawClient::Qp peer = b->CreateQp(b_cq, b_cq);
+  ASSERT_EQ(a->Connect(qp, peer.qpn, b->gid()), 0);
+  ASSERT_EQ(b->Connect(peer, qp.qpn, a->gid()), 0);
+  for (uint64_t i = 0; i < 3; ++i) a->WriteSend(qp, Wqe(WrOpcode::kRdmaWrite, i), {From(8)});
+  a->Ring(qp);
+  for (int i = 0; i < 200; ++i) {
+    {
+      const std::lock_guard lock(TheDevice()->lock());
+      abi::QueryQpReply reply{};
+      ASSERT_EQ(a->context().QueryQp(qp.handle, &reply), 0);
+      if (reply.attr.state == static_cast<uint32_t>(transport::QpState::kErr)) return;
+    }
+    usleep(10000);
+  }
+  FAIL() << "the QP is still alive";
+}
+
+}  // namespace
+}  // namespace verbena::testing
