@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <optional>
@@ -120,6 +121,12 @@ bool InitDpdk(const DpdkOptions& options, std::string* error) {
     return false;
   }
   initialised = true;
+  if (!options.hugepages) {
+    // Nothing lies in EAL's folder without shared configuration: leave none.
+    const std::string folder = options.run_folder + "/dpdk";
+    rmdir((folder + "/verbena-" + options.instance).c_str());
+    rmdir(folder.c_str());
+  }
   return true;
 }
 

@@ -14,18 +14,24 @@ using namespace transport;  // NOLINT: the wire's names
 
 // What rules look at.
 struct FaultStage::Facts {
-  const PacketTransit& transit;
-  const PacketMeta& meta;
+  const PacketTransit* transit = nullptr;
+  const PacketMeta* meta = nullptr;
   uint32_t l3 = 0;
   uint32_t bth = 0;  // offset; 0: no RoCEv2 packet
   uint8_t opcode = 0;
   uint32_t dest_qpn = 0;
 
-  bool is_tx() const { return transit.direction == Direction::kTx; }
+  bool is_tx() const { return transit->direction == Direction::kTx; }
   // The port at whose side the stage sees the packet now.
-  PortId port() const { return is_tx() ? transit.source : transit.destination; }
+  PortId port() const { return is_tx() ? transit->source : transit->destination; }
 
-  explicit Facts(rte_mbuf* packet) : transit(TransitOf(packet)), meta(MetaOf(packet)) {
+  // The packet was replaced by a copy; rules change nothing that is read above.
+  void MovedTo(rte_mbuf* packet) {
+    transit = &TransitOf(packet);
+    meta = &MetaOf(packet);
+  }
+
+  explicit Facts(rte_mbuf* packet) : transit(&TransitOf(packet)), meta(&MetaOf(packet)) {
     const std::span<const std::byte> frame = FrameSpan(packet);
     l3 = L3OffsetOf(frame);
     if (l3 == 0) return;
@@ -139,18 +145,18 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
   if (rule.direction) {
     if ((*rule.direction == Direction::kTx) != f.is_tx() || !active.HasPort(f.port())) return false;
   } else if (f.is_tx()) {
-    if (!active.HasPort(f.transit.source)) return false;
-    dest_qp = active.HasPort(f.transit.destination);
-  } else if (active.HasPort(f.transit.source) || !active.HasPort(f.transit.destination)) {
+    if (!active.HasPort(f.transit->source)) return false;
+    dest_qp = active.HasPort(f.transit->destination);
+  } else if (active.HasPort(f.transit->source) || !active.HasPort(f.transit->destination)) {
     return false;  // seen where it was sent, or not at all
   }
   if ((rule.qpn || rule.opcodes) && f.bth == 0) return false;
-  if (rule.qpn && !(source_qp && *rule.qpn == f.meta.source_qpn) &&
+  if (rule.qpn && !(source_qp && *rule.qpn == f.meta->source_qpn) &&
       !(dest_qp && *rule.qpn == f.dest_qpn)) {
     return false;
   }
   if (rule.opcodes && !rule.opcodes->test(f.opcode)) return false;
-  return !rule.psn_offset || *rule.psn_offset == f.meta.psn_offset;
+  return !rule.psn_offset || *rule.psn_offset == f.meta->psn_offset;
 }
 
 bool FaultStage::Selects(ActiveRule* active, const Facts& facts) {
@@ -217,7 +223,7 @@ void FaultStage::ApplyDelay(ActiveRule* active, rte_mbuf* packet, Time now, Pack
 bool FaultStage::CanReorder(const ActiveRule& active, const Facts& facts) const {
   if (held_ >= kMaxHeldPackets) return false;
   for (rte_mbuf* held = active.held.front(); held != nullptr; held = TransitOf(held).next) {
-    if (SameFlow(TransitOf(held), facts.transit)) return false;
+    if (SameFlow(TransitOf(held), *facts.transit)) return false;
   }
   return true;
 }
@@ -252,12 +258,12 @@ void FaultStage::Leave(rte_mbuf* packet, ActiveRule* holder, Time now, PacketQue
 }
 
 FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* out) {
-  TransitOf(packet).flow_qpn = Facts(packet).dest_qpn;
+  Facts facts(packet);
+  TransitOf(packet).flow_qpn = facts.dest_qpn;
   Verdict verdict = Verdict::kGoesOn;
   ActiveRule* holder = nullptr;
   PacketQueue copies;
   for (ActiveRule& active : rules_) {
-    const Facts facts(packet);
     if (active.rule.action == FaultAction::kDown) {
       if (!ApplyDown(&active, facts, now)) continue;
       verdict = Verdict::kLinkDown;
@@ -280,12 +286,14 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
         if (!hit) break;
         FlipBit(changed, facts.bth, Random(&active));
         packet = changed;
+        facts.MovedTo(packet);
         break;
       case FaultAction::kMark:
         hit = facts.l3 != 0 && (changed = Writable(packet)) != nullptr;
         if (!hit) break;
         MarkCongestion(changed, facts.l3);
         packet = changed;
+        facts.MovedTo(packet);
         break;
       case FaultAction::kReorder:
         hit = holder == nullptr && CanReorder(active, facts);
