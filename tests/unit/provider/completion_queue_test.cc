@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Polling, arming, events, and the death of the device.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/provider/provider_fixture.h"
+
+namespace verbena::provider {
+namespace {
+
+TEST_F(QpInRts, EmptyCqGivesNothing) {
+  ibv_wc wc[4];
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 4, wc), 0);
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 0, wc), 0);
+  EXPECT_LT(ibv_poll_cq(send_cq_, -1, wc), 0);
+  // Also after it began to yield.
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(ibv_poll_cq(send_cq_, 1, wc), 0);
+}
+
+TEST_F(QpInRts, CompletionCarriesEveryField) {
+  ASSERT_EQ(PostRecv(1), 0);
+  device_.Complete(recv_cq_->handle, {.qp = qp_->handle,
+                                      .send = false,
+                                      .wqe_index = 0,
+                                      .wr_id = 0x1122334455667788,
+                                      .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+                                      .flags = abi::kCqeWithImm | abi::kCqeGrh,
+                                      .sl = 2,
+                                      .byte_len = 77,
+                                      .imm_or_inv = 0xa1b2c3d4,
+                                      .src_qpn = 0x99,
+                                      .vendor_err = 5});
+  ibv_wc wc;
+  memset(&wc, 0xee, sizeof(wc));
+  ASSERT_EQ(ibv_poll_cq(recv_cq_, 1, &wc), 1);
+  EXPECT_EQ(wc.wr_id, 0x1122334455667788u);
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(wc.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+  EXPECT_EQ(wc.wc_flags, static_cast<unsigned>(IBV_WC_WITH_IMM | IBV_WC_GRH));
+  EXPECT_EQ(wc.sl, 2);
+  EXPECT_EQ(wc.byte_len, 77u);
+  EXPECT_EQ(wc.imm_data, 0xa1b2c3d4u);
+  EXPECT_EQ(wc.qp_num, 0x4321u);
+  EXPECT_EQ(wc.src_qp, 0x99u);
+  EXPECT_EQ(wc.vendor_err, 5u);
+}
+
+TEST_F(QpInRts, CompletionsKeepTheirOrderOverManyRoundsOfTheRing) {
+  uint32_t done = 0;
+  uint32_t posted = 0;
+  for (int round = 0; round < 13; ++round) {
+    for (int i = 0; i < 3; ++i, ++posted) {
+      ASSERT_EQ(PostSend(posted), 0);
+      CompleteSend(posted, posted);
+    }
+    ibv_wc wc[8];
+    ASSERT_EQ(ibv_poll_cq(send_cq_, 8, wc), 3);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(wc[i].wr_id, done++);
+    EXPECT_EQ(device_.page()->cq[send_cq_->handle].consumer, done);
+    EXPECT_EQ(ibv_poll_cq(send_cq_, 8, wc), 0);
+  }
+}
+
+TEST_F(QpInRts, AFullRingIsPolledInPieces) {
+  for (uint32_t i = 0; i < kDepth; ++i) {
+    ASSERT_EQ(PostSend(i), 0);
+    CompleteSend(i, i);
+  }
+  ibv_wc wc[3];
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 3, wc), 3);
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 3, wc), 1);
+  EXPECT_EQ(wc[0].wr_id, 3u);
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 3, wc), 0);
+}
+
+TEST_F(QpInRts, CompletionsFromBeforeAResetAreSkipped) {
+  ASSERT_EQ(PostSend(1), 0);
+  CompleteSend(0, 1);
+  MoveTo(IBV_QPS_RESET);
+  MoveTo(IBV_QPS_RTS);
+  ASSERT_EQ(PostSend(2), 0);
+  CompleteSend(0, 2);
+  ibv_wc wc[4];
+  ASSERT_EQ(ibv_poll_cq(send_cq_, 4, wc), 1);
+  EXPECT_EQ(wc[0].wr_id, 2u);
+  EXPECT_EQ(device_.page()->cq[send_cq_->handle].consumer, 2u);
+}
+
+TEST_F(QpInRts, CompletionsOfADestroyedQpAreSkipped) {
+  ASSERT_EQ(PostSend(1), 0);
+  CompleteSend(0, 1);
+  ASSERT_EQ(ibv_destroy_qp(qp_), 0);
+  qp_ = nullptr;
+  ibv_wc wc;
+  EXPECT_EQ(ibv_poll_cq(send_cq_, 1, &wc), 0);
+  qp_ = MakeQp();
+  ASSERT_NE(qp_, nullptr);
+}
+
+TEST_F(QpInRts, DeathFlushesEachOutstandingRequestExactlyOnce) {
+  for (uint32_t i = 0; i < kDepth; ++i) {
+    ASSERT_EQ(PostSend(100 + i), 0);
+    ASSERT_EQ(PostRecv(200 + i), 0);
+  }
+  CompleteSend(0, 100);  // still reported as what it was
+  device_.status()->device_dead = 1;
+  EXPECT_EQ(PostSend(1), EIO);
+  EXPECT_EQ(PostRecv(1), EIO);
+  EXPECT_EQ(ibv_req_notify_cq(send_cq_, 0), EIO);
+
+  std::vector<uint64_t> flushed;
+  ibv_wc wc[2];
+  ASSERT_EQ(ibv_poll_cq(send_cq_, 2, wc), 1);
+  EXPECT_EQ(wc[0].wr_id, 100u);
+  EXPECT_EQ(wc[0].status, IBV_WC_SUCCESS);
+  for (ibv_cq* cq : {send_cq_, recv_cq_}) {
+    for (int i = 0; i < 10; ++i) {
+      const int count = ibv_poll_cq(cq, 2, wc);
+      for (int k = 0; k < count; ++k) {
+        EXPECT_EQ(wc[k].status, IBV_WC_WR_FLUSH_ERR);
+        EXPECT_EQ(wc[k].qp_num, qp_->qp_num);
+        flushed.push_back(wc[k].wr_id);
+      }
+    }
+  }
+  EXPECT_EQ(flushed, (std::vector<uint64_t>{101, 102, 103, 200, 201, 202, 203}));
+}
+
+TEST_F(QpInRts, ConcurrentPollersAndPostersSeeEachCompletionOnce) {
+  constexpr uint32_t kCount = 20000;
+  std::atomic<bool> stop{false};
+  std::thread engine([&] {
+    uint32_t done = 0;
+    while (done < kCount && !stop) {
+      const uint32_t posted = Record().sq_producer.load(std::memory_order_acquire);
+      const uint32_t consumed =
+          device_.page()->cq[send_cq_->handle].consumer.load(std::memory_order_acquire);
+      if (done == posted || done - consumed == device_.cq_slots(send_cq_->handle)) {
+        std::this_thread::yield();
+        continue;
+      }
+      CompleteSend(done, View().Send(done).wr_id);
+      ++done;
+    }
+  });
+  std::vector<std::atomic<uint8_t>> seen(kCount);
+  std::atomic<uint32_t> polled{0};
+  std::atomic<uint32_t> next{0};
+  const auto worker = [&] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    uint32_t mine = next.fetch_add(1);
+    while (polled < kCount && std::chrono::steady_clock::now() < end) {
+      if (mine < kCount && PostSend(mine) == 0) mine = next.fetch_add(1);
+      ibv_wc wc[3];
+      const int count = ibv_poll_cq(send_cq_, 3, wc);
+      for (int i = 0; i < count; ++i) {
+        if (wc[i].wr_id < kCount) ++seen[wc[i].wr_id];
+      }
+      if (count > 0) polled += static_cast<uint32_t>(count);
+    }
+  };
+  std::thread other(worker);
+  worker();
+  other.join();
+  stop = true;
+  engine.join();
+  EXPECT_EQ(polled, kCount);
+  for (uint32_t i = 0; i < kCount; ++i) ASSERT_EQ(seen[i], 1) << i;
+}
+
+TEST_F(QpInRts, ArmingIsOnlyRaised) {
+  const std::atomic<uint32_t>& arm = device_.page()->cq[send_cq_->handle].arm;
+  EXPECT_EQ(ibv_req_notify_cq(send_cq_, 1), 0);
+  EXPECT_EQ(arm, abi::kCqArmedSolicited);
+  EXPECT_EQ(ibv_req_notify_cq(send_cq_, 0), 0);
+  EXPECT_EQ(arm, abi::kCqArmedAny);
+  EXPECT_EQ(ibv_req_notify_cq(send_cq_, 1), 0);
+  EXPECT_EQ(arm, abi::kCqArmedAny);
+}
+
+TEST_F(QpInRts, UnreadQpEventsDisappearWithTheQp) {
+  ibv_qp* doomed = MakeQp();
+  ASSERT_NE(doomed, nullptr);
+  device_.SendQpEvent(doomed->handle, IBV_EVENT_COMM_EST);
+  device_.SendQpEvent(qp_->handle, IBV_EVENT_QP_FATAL);
+  device_.SendQpEvent(doomed->handle, IBV_EVENT_QP_FATAL);
+  EXPECT_EQ(ibv_destroy_qp(doomed), 0);
+  ibv_async_event event;
+  ASSERT_EQ(ibv_get_async_event(context_, &event), 0);
+  EXPECT_EQ(event.element.qp, qp_);
+  EXPECT_EQ(event.event_type, IBV_EVENT_QP_FATAL);
+  fcntl(context_->async_fd, F_SETFL, O_NONBLOCK);
+  ibv_async_event none;
+  EXPECT_NE(ibv_get_async_event(context_, &none), 0);
+  ibv_ack_async_event(&event);
+}
+
+class ChannelOfTwoCqs : public OpenedDevice {
+ protected:
+  void SetUp() override {
+    OpenedDevice::SetUp();
+    channel_ = ibv_create_comp_channel(context_);
+    ASSERT_NE(channel_, nullptr) << errno;
+    first_ = ibv_create_cq(context_, 4, &first_context_, channel_, 0);
+    second_ = ibv_create_cq(context_, 4, nullptr, channel_, 1);
+    ASSERT_TRUE(first_ != nullptr && second_ != nullptr) << errno;
+  }
+  void TearDown() override {
+    if (first_ != nullptr) {
+      EXPECT_EQ(ibv_destroy_cq(first_), 0);
+    }
+    EXPECT_EQ(ibv_destroy_cq(second_), 0);
+    EXPECT_EQ(ibv_destroy_comp_channel(channel_), 0);
+    OpenedDevice::TearDown();
+  }
+
+  ibv_comp_channel* channel_ = nullptr;
+  ibv_cq* first_ = nullptr;
+  ibv_cq* second_ = nullptr;
+  int first_context_ = 0;
+};
+
+TEST_F(ChannelOfTwoCqs, EventNamesItsCq) {
+  EXPECT_NE(fcntl(channel_->fd, F_GETFD) & FD_CLOEXEC, 0);
+  device_.SendCompEvent(first_->handle);
+  ibv_cq* cq = nullptr;
+  void* cq_context = nullptr;
+  ASSERT_EQ(ibv_get_cq_event(channel_, &cq, &cq_context), 0);
+  EXPECT_EQ(cq, first_);
+  EXPECT_EQ(cq_context, &first_context_);
+  ibv_ack_cq_events(cq, 1);
+}
+
+TEST_F(ChannelOfTwoCqs, UnreadEventsDisappearWithTheirCqOnly) {
+  device_.SendCompEvent(first_->handle);
+  device_.SendCompEvent(second_->handle);
+  device_.SendCompEvent(first_->handle);
+  EXPECT_EQ(ibv_destroy_cq(first_), 0);
+  first_ = nullptr;
+  ibv_cq* cq = nullptr;
+  void* cq_context = nullptr;
+  ASSERT_EQ(ibv_get_cq_event(channel_, &cq, &cq_context), 0);
+  EXPECT_EQ(cq, second_);
+  fcntl(channel_->fd, F_SETFL, O_NONBLOCK);
+  ibv_cq* none = nullptr;
+  EXPECT_NE(ibv_get_cq_event(channel_, &none, &cq_context), 0);
+  ibv_ack_cq_events(cq, 1);
+}
+
+TEST_F(ChannelOfTwoCqs, DestroyWaitsForAcknowledgement) {
+  device_.SendCompEvent(first_->handle);
+  ibv_cq* cq = nullptr;
+  void* cq_context = nullptr;
+  ASSERT_EQ(ibv_get_cq_event(channel_, &cq, &cq_context), 0);
+  std::atomic<bool> destroyed{false};
+  std::thread destroyer([&] {
+    EXPECT_EQ(ibv_destroy_cq(first_), 0);
+    destroyed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(destroyed);
+  ibv_ack_cq_events(cq, 1);
+  destroyer.join();
+  EXPECT_TRUE(destroyed);
+  first_ = nullptr;
+}
+
+TEST_F(OpenedDevice, CqArgumentsAreChecked) {
+  errno = 0;
+  EXPECT_EQ(ibv_create_cq(context_, 0, nullptr, nullptr, 0), nullptr);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(ibv_create_cq(context_, 1, nullptr, nullptr, 4), nullptr);
+  EXPECT_EQ(ibv_create_cq(context_, 1, nullptr, nullptr, -1), nullptr);
+  ibv_cq* cq = ibv_create_cq(context_, 5, nullptr, nullptr, 3);
+  ASSERT_NE(cq, nullptr);
+  EXPECT_EQ(cq->cqe, 8);
+  EXPECT_EQ(ibv_destroy_cq(cq), 0);
+}
+
+}  // namespace
+}  // namespace verbena::provider
