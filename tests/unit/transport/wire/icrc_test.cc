@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "tests/testing/frames.h"
@@ -35,8 +36,8 @@ std::set<size_t> MaskedBytes(bool is_ipv6) {
 }
 
 uint32_t SlowIcrc(const ByteVector& l3, bool is_ipv6) {
-  ByteVector masked(8, std::byte{0xff});
-  masked.insert(masked.end(), l3.begin(), l3.end());
+  ByteVector masked(8 + l3.size(), std::byte{0xff});
+  std::copy(l3.begin(), l3.end(), masked.begin() + 8);
   for (size_t offset : MaskedBytes(is_ipv6)) masked[8 + offset] = std::byte{0xff};
   if (is_ipv6) masked[8] |= std::byte{0x0f};  // upper half of the traffic class
   return SlowCrc32(masked);
