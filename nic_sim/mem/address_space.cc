@@ -201,6 +201,19 @@ class ProcMem final : public AddressSpace {
  private:
   using Call = ssize_t (*)(int, const iovec*, int, off_t);
 
+  // The kernel copies through a page of its own, from its start. A destination a
+  // few bytes behind the start of a page makes that copy slow and lets it tear
+  // words (dma_queue.cc says why): it ends where the distance is good. The words
+  // at 8 to 31 of a page stay exposed if a piece starts in there.
+  static constexpr uint64_t kBadPageOffsets = 64;
+  static size_t LargestStep(const Cursor& remote) {
+    const auto address =
+        reinterpret_cast<uintptr_t>(remote.list[remote.index].iov_base) + remote.offset;
+    const uint64_t offset = address % 4096;
+    const bool bad = offset > 0 && offset < kBadPageOffsets;
+    return std::min({remote.rest(), kMaxCallBytes, bad ? kBadPageOffsets - offset : SIZE_MAX});
+  }
+
   size_t Transfer(Call call, std::span<const iovec> local_list,
                   std::span<const iovec> remote_list) {
     Cursor local{local_list};
@@ -216,9 +229,9 @@ class ProcMem final : public AddressSpace {
       Cursor ahead = local;
       CallList part{local_, kMaxIovecs};
       size_t bytes = 0;
-      while (bytes < std::min(remote.rest(), kMaxCallBytes) && ahead.Settle() &&
-             part.CanTake(ahead)) {
-        const size_t step = std::min({remote.rest() - bytes, ahead.rest(), kMaxCallBytes - bytes});
+      const size_t wanted = LargestStep(remote);
+      while (bytes < wanted && ahead.Settle() && part.CanTake(ahead)) {
+        const size_t step = std::min(wanted - bytes, ahead.rest());
         part.Take(ahead, step);
         bytes += step;
       }
