@@ -190,6 +190,8 @@ int Main(int argc, char** argv) {
   }
   InstancePaths paths;
   std::string problem = parsed.failed ? parsed.text : "";
+  // Not for the engine process: its reader waits for the end of the pipe.
+  if (options.ready_fd >= 0) fcntl(options.ready_fd, F_SETFD, FD_CLOEXEC);
   if (problem.empty()) {
     const PathResult folder = CreateRunFolder(options.system);
     problem = folder.error;

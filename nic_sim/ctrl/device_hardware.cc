@@ -7,6 +7,7 @@
 
 #include "nic_sim/device/device.h"
 #include "nic_sim/fabric/capture.h"
+#include "nic_sim/supervisor/seqpacket.h"
 
 namespace verbena::nic {
 namespace {
