@@ -39,8 +39,16 @@ bool MayBeInline(ibv_wr_opcode opcode) {
                          Bit(IBV_WR_RDMA_WRITE) | Bit(IBV_WR_RDMA_WRITE_WITH_IMM))) != 0;
 }
 
+// Any number may stand in the enum.
+uint32_t OpcodeOf(const ibv_send_wr& wr) {
+  static_assert(sizeof(wr.opcode) == sizeof(uint32_t));
+  uint32_t opcode;
+  memcpy(&opcode, &wr.opcode, sizeof(opcode));
+  return opcode;
+}
+
 int CheckWr(const Qp* qp, const ibv_send_wr& wr) {
-  const unsigned opcode = wr.opcode;
+  const uint32_t opcode = OpcodeOf(wr);
   if (opcode >= 32 || (1u << opcode & OpcodesOf(qp->base.qp.qp_type)) == 0) return EINVAL;
   if ((wr.send_flags & ~kKnownFlags) != 0) return EINVAL;
   if (wr.num_sge < 0) return EINVAL;
