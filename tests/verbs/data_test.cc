@@ -452,8 +452,8 @@ TEST_F(Connected, ManyQpsOnOneCqCompleteEachExactlyOnce) {
 
 TEST_F(Connected, ThreadsWithTheirOwnQpsDoNotDisturbEachOther) {
   constexpr size_t kThreads = 4;
-  std::vector<std::unique_ptr<RcEnd>> a, b;
   RcEnd a_owner(TrafficEnd("verbena0")), b_owner(TrafficEnd("verbena1"));
+  std::vector<std::unique_ptr<RcEnd>> a, b;
   for (size_t i = 0; i < kThreads; ++i) {
     a.push_back(std::make_unique<RcEnd>(a_owner, TrafficEnd("verbena0")));
     b.push_back(std::make_unique<RcEnd>(b_owner, TrafficEnd("verbena1")));

@@ -51,6 +51,9 @@ struct Case {
   std::optional<ibv_wc_status> receive_status;
   std::optional<ibv_event_type> event;  // at the responder
   unsigned responder_rights = kAllAccess;
+  // No requests behind the failing one: those may be executed before a READ fails, because READs
+  // are not ordered before later requests.
+  bool alone = false;
 };
 
 Wr Send(Scene& s, uint32_t length) { return {SendWr(2, IBV_WR_SEND, 0), {s.local.sge(0, length)}}; }
@@ -292,7 +295,9 @@ const std::vector<Case>& Cases() {
        nullptr,
        {IBV_WC_REM_OP_ERR, IBV_WC_REM_ACCESS_ERR},
        kFlush,
-       std::nullopt},
+       std::nullopt,
+       kAllAccess,
+       true},
       {"AtomicOnAnUnmappedPage",
        [](Scene& s) {
          auto memory = s.Make<Memory>(s.b.pd(), size_t{8192});
@@ -366,7 +371,9 @@ const std::vector<Case>& Cases() {
        nullptr,
        {IBV_WC_LOC_PROT_ERR},
        std::nullopt,
-       std::nullopt},
+       std::nullopt,
+       kAllAccess,
+       true},
       {"AtomicResultIntoARegionWithoutLocalWrite",
        [](Scene& s) {
          auto memory = s.Make<Memory>(s.a.pd(), size_t{4096}, 0u);
@@ -411,14 +418,16 @@ TEST_P(RcError, EndsTheConnectionAsTheTableSays) {
   EXPECT_EQ(received.wr_id, 99u);
   EXPECT_EQ(received.status, IBV_WC_SUCCESS) << Describe(received);
   ASSERT_EQ(s.a.PostSend(wr.wr, wr.sges), 0);
-  s.a.PostSend(SendWr(3), {s.local.sge(0, 8)});
-  s.a.PostSend(SendWr(4, IBV_WR_SEND, 0), {s.local.sge(0, 8)});
+  if (!c.alone) {
+    s.a.PostSend(SendWr(3), {s.local.sge(0, 8)});
+    s.a.PostSend(SendWr(4, IBV_WR_SEND, 0), {s.local.sge(0, 8)});
+  }
 
   const ibv_wc failed = PollOne(s.a.send_cq());
   EXPECT_EQ(failed.wr_id, 2u);
   EXPECT_NE(std::find(c.requester.begin(), c.requester.end(), failed.status), c.requester.end())
       << Describe(failed);
-  for (const uint64_t id : {3u, 4u}) {
+  for (uint64_t id = 3; id <= 4 && !c.alone; ++id) {
     const ibv_wc wc = PollOne(s.a.send_cq());
     EXPECT_EQ(wc.wr_id, id);
     EXPECT_EQ(wc.status, kFlush) << Describe(wc);
@@ -531,17 +540,15 @@ TEST_F(RetryError, APeerThatIsNotReadyYetIsSilent) {
   EXPECT_EQ(b.State(), IBV_QPS_INIT);
 }
 
-TEST_F(RetryError, AnAddressThatNobodyHasIsSilent) {
-  PathOptions path;
-  path.timeout = 8;
-  path.retry_cnt = 1;
+TEST_F(RetryError, AnAddressThatNobodyHasCannotBeResolved) {
+  // RoCE resolves the destination's MAC address in modify_qp, like Linux.
   RcEnd a;
   PeerAddress nobody = a.address();
   nobody.gid.raw[15] = 200;
-  a.Connect(nobody, path);
-  ASSERT_EQ(a.PostSend(SendWr(1)), 0);
-  ASSERT_EQ(a.PostSend(SendWr(2)), 0);
-  ExpectDead(a, IBV_WC_RETRY_EXC_ERR);
+  ASSERT_EQ(a.ToInit(), 0);
+  EXPECT_NE(a.ToRtr(nobody), 0);
+  EXPECT_EQ(a.State(), IBV_QPS_INIT);
+  EXPECT_EQ(a.ToRtr(a.address()), 0);
 }
 
 TEST_F(RetryError, RetryCountSevenMeansSevenRetries) {

@@ -26,6 +26,7 @@ int RunInside(int argc, char** argv) {
   options.argv.insert(options.argv.end(), argv, argv + argc);
   options.environment = daemon.Environment();
   options.environment["VERBENA_TEST_INSIDE"] = "1";
+  options.environment["TERM"] = "dumb";  // No colours, although it is a terminal.
   const char* limit = getenv("TEST_TIMEOUT");
   options.limit = std::chrono::seconds(limit != nullptr ? std::max(20, atoi(limit) - 15) : 600);
   Process tests(options);
