@@ -41,7 +41,11 @@ class DeviceHardware final : public Hardware {
     return device_.fabric().AddRule(text, error);
   }
   nlohmann::json ListRules() const override { return device_.fabric().ListRules(); }
-  uint32_t ClearRules(uint32_t id) override { return device_.fabric().ClearRules(id); }
+  uint32_t ClearRules(uint32_t id) override {
+    const uint32_t removed = device_.fabric().ClearRules(id);
+    device_.Kick();  // packets that were held back are on their way
+    return removed;
+  }
 
   uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
                         std::string* error) override {

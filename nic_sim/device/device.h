@@ -79,8 +79,8 @@ class Device {
   nlohmann::json Counters(std::string_view device) const;
   nlohmann::json Dump() const;
 
-  // Lets the engine look at once at what control calls changed. Without the
-  // lock, after each batch of control calls.
+  // Wakes a sleeping engine, as a doorbell does: after changes of the fabric's
+  // rules that may have released packets.
   void Kick();
 
  private:

@@ -333,6 +333,8 @@ void Engine::MarkReady(Qp& qp) {
     ready_head_ = &qp;
   }
   ready_tail_ = &qp;
+  // From a control call: all threads may be asleep.
+  if (!engine_holds_lock_.load(std::memory_order_relaxed)) Kick();
 }
 
 void Engine::MarkDirty(CompletionQueue& cq) {
