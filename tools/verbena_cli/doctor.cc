@@ -170,15 +170,13 @@ Finding ExamineRuntimeFolder() {
                       geteuid())};
 }
 
-// Names of instances of which something is in the folder, but that nobody serves.
+// Sockets and trees in the folder whose daemon is gone.
 std::vector<std::string> Leftovers(const std::string& folder) {
   std::vector<std::string> leftovers;
   for (const std::string& entry : ListFolder(folder)) {
-    constexpr std::string_view kSocket = ".sock";
-    if (!entry.ends_with(kSocket)) continue;
-    if (!SomebodyListens(folder + "/" + entry)) {
-      leftovers.push_back(entry.substr(0, entry.size() - kSocket.size()));
-    }
+    if (!entry.ends_with(".sock") && !entry.ends_with(".tree")) continue;
+    const std::string name = entry.substr(0, entry.rfind('.'));
+    if (!SomebodyListens(folder + "/" + name + ".sock")) leftovers.push_back(entry);
   }
   return leftovers;
 }
@@ -416,8 +414,8 @@ std::vector<Finding> ExamineInstance(const InstanceOptions& options) {
   } else {
     findings.push_back(
         {"leftovers", Level::kNote,
-         fmt::format("sockets without a daemon in {}: {}", folder, fmt::join(leftovers, ", ")),
-         "a daemon was killed; the next `verbena up` of that name cleans up"});
+         fmt::format("left in {} by a daemon that is gone: {}", folder, fmt::join(leftovers, ", ")),
+         "it was killed; the next `verbena up` of that name cleans up"});
   }
   return findings;
 }

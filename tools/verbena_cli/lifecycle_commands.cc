@@ -54,11 +54,30 @@ void PrintStarted(const Json& status, const InstanceOptions& options, const std:
   Print(stdout,
         "What to do next:\n"
         "  verbena run{0} -- ibv_devinfo                       any verbs program, unmodified\n"
-        "  verbena run{0} -- ib_write_bw                       a server, and in another terminal\n"
-        "  verbena run{0} -- ib_write_bw {1:<24}  its client\n"
-        "  eval \"$(verbena env{0})\"                            all programs of this shell\n"
+        "  verbena run{0} -- ibv_rc_pingpong -g 1              a server, and in another terminal\n"
+        "  verbena run{0} -- ibv_rc_pingpong -g 1 {1:<12} its client\n"
+        "  eval \"$(verbena env{0})\"                          all programs of this shell\n"
         "  verbena status{0} | verbena doctor | verbena down{0}\n",
         name, address);
+}
+
+enum class Life { kNone, kAnswers, kSilent };
+
+// Ours or root's daemon is asked for a word: one that is just ending still has its socket, and
+// one that ends by itself when idle starts its time anew, so that it does not end before COMMAND
+// connects. A daemon of the system answers its own user and root only; there listening must do.
+Life Probe(const std::string& socket) {
+  ControlClient client;
+  if (!client.Connect(socket).empty()) {
+    return SomebodyListens(socket) ? Life::kAnswers : Life::kNone;
+  }
+  const Reply reply = client.Request({{"op", "version"}});
+  if (reply.kind == Reply::Kind::kClosed) return Life::kNone;
+  return reply.kind == Reply::Kind::kTimeout ? Life::kSilent : Life::kAnswers;
+}
+
+std::string Silent(const std::string& socket) {
+  return fmt::format("the daemon at {} does not answer; `verbena doctor` says more", socket);
 }
 
 // Starts the daemon where `socket` says, unless somebody else did meanwhile. Empty = it runs.
@@ -73,7 +92,9 @@ std::string StartOrFind(const Parts& parts, const DaemonOptions& daemon, const s
   if (std::string problem = lock.Take(lock_path.value); !problem.empty()) return problem;
   std::string problem;
   for (int attempt = 0; attempt < kStartAttempts; ++attempt) {
-    if (SomebodyListens(socket)) {
+    const Life life = Probe(socket);
+    if (life == Life::kSilent) return Silent(socket);
+    if (life == Life::kAnswers) {
       *already = true;
       return {};
     }
@@ -82,16 +103,6 @@ std::string StartOrFind(const Parts& parts, const DaemonOptions& daemon, const s
     usleep(kRetryMilliseconds * 1000);
   }
   return problem;
-}
-
-// Ours or root's daemon is asked for a word: that also restarts the idle time of a daemon that
-// would end by itself, so that it does not end before COMMAND connects. A daemon of the system
-// answers its own user and root only; there listening must do.
-bool Answers(const std::string& socket) {
-  ControlClient client;
-  if (!client.Connect(socket).empty()) return SomebodyListens(socket);
-  const Reply reply = client.Request({{"op", "version"}});
-  return reply.ok() || reply.kind == Reply::Kind::kRefused;
 }
 
 void SetEnvironment(const Variables& variables) {
@@ -195,7 +206,9 @@ int Run(const RunOptions& options) {
   ApplicationEnvironment(parts, "", &problem);
   if (!problem.empty()) return Fail(problem, kExitRunFailed);
 
-  if (socket.empty() || !Answers(socket)) {
+  const Life life = socket.empty() ? Life::kNone : Probe(socket);
+  if (life == Life::kSilent) return Fail(Silent(socket), kExitRunFailed);
+  if (life == Life::kNone) {
     const Instance own = ResolveOwn(options.instance, /*include_environment=*/false);
     if (!own.error.empty()) return Fail(own.error, kExitRunFailed);
     socket = own.candidates.front();

@@ -32,7 +32,8 @@ FakeControlServer::FakeControlServer(const std::string& path) : path_(path) {
 }
 
 FakeControlServer::~FakeControlServer() {
-  if (listener_ >= 0) close(listener_);
+  if (listener_ < 0) return;  // ended: by now the path may be somebody else's
+  close(listener_);
   unlink(path_.c_str());
 }
 

@@ -13,7 +13,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
+#include <thread>
 
+#include "tests/unit/tools/fake_control_server.h"
 #include "tests/unit/tools/run_program.h"
 
 namespace verbena::tools {
@@ -228,6 +231,21 @@ TEST_F(VerbenaCommandTest, TwentyRunsAtOnceStartOneDaemon) {
     EXPECT_EQ(result.status, 0) << result.err;
     EXPECT_EQ(result.out, socket_);
   }
+  EXPECT_EQ(Starts().size(), 1U);
+}
+
+// A daemon that is ending accepts connections until the kernel has taken its socket away.
+TEST_F(VerbenaCommandTest, RunReplacesADaemonThatIsJustEnding) {
+  fs::create_directories(scratch_ / "run/verbena");
+  chmod((scratch_ / "run/verbena").c_str(), 0700);
+  started_.insert("default");
+  FakeControlServer ending(socket_);
+  std::thread serving([&ending] {
+    ending.Serve([](const std::string&, int) { return FakeAnswer{{}, false, true}; }, 10);
+  });
+  const ProgramResult run = Verbena({"run", "--", "true"});
+  serving.join();
+  EXPECT_EQ(run.status, 0) << run.err;
   EXPECT_EQ(Starts().size(), 1U);
 }
 
