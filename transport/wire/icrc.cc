@@ -4,7 +4,7 @@
 #include <isa-l/crc.h>
 
 #include <array>
-#include <cstring>
+#include <cassert>
 
 #include "transport/wire/bth.h"
 #include "transport/wire/ip_udp.h"
@@ -12,10 +12,8 @@
 namespace verbena::transport {
 namespace {
 
-constexpr std::byte kOnes{0xff};
-
 // CRC-32 of eight bytes of ones, the seed for what follows them.
-constexpr uint32_t LrhSeed() {
+consteval uint32_t LrhSeed() {
   uint32_t crc = ~uint32_t{0};
   for (int byte = 0; byte < 8; ++byte) {
     crc ^= 0xff;
@@ -33,30 +31,43 @@ uint32_t Crc32(uint32_t seed, const std::byte* data, size_t bytes) {
   return crc32_gzip_refl(seed, reinterpret_cast<const unsigned char*>(data), bytes);
 }
 
+// Ones where the header byte counts as ones; IP, UDP and BTH.
+template <bool kIsIpv6>
+constexpr auto MakeMask() {
+  constexpr std::byte kOnes{0xff};
+  constexpr size_t kIpBytes = kIsIpv6 ? Ipv6Header::kBytes : Ipv4Header::kBytes;
+  std::array<std::byte, kIpBytes + UdpHeader::kBytes + Bth::kBytes> mask{};
+  if (kIsIpv6) {
+    mask[0] = std::byte{0x0f};
+    mask[1] = mask[2] = mask[3] = kOnes;  // traffic class, flow label
+    mask[7] = kOnes;                      // hop limit
+  } else {
+    mask[1] = kOnes;              // TOS
+    mask[8] = kOnes;              // TTL
+    mask[10] = mask[11] = kOnes;  // header checksum
+  }
+  mask[kIpBytes + 6] = mask[kIpBytes + 7] = kOnes;  // UDP checksum
+  mask[kIpBytes + UdpHeader::kBytes + 4] = kOnes;   // FECN, BECN, resv6
+  return mask;
+}
+
+// CRC of the masked headers at the front of `l3`.
+template <bool kIsIpv6>
+uint32_t MaskedHeaderCrc(std::span<const std::byte> l3) {
+  static constexpr auto kMask = MakeMask<kIsIpv6>();
+  assert(l3.size() >= kMask.size());
+  // Whole vectors are written: patching single bytes would stall the CRC's loads.
+  alignas(16) std::array<std::byte, kMask.size()> masked;
+  for (size_t i = 0; i < kMask.size(); ++i) masked[i] = l3[i] | kMask[i];
+  return Crc32(LrhSeed(), masked.data(), masked.size());
+}
+
 }  // namespace
 
 IcrcAccumulator::IcrcAccumulator(std::span<const std::byte> l3_headers, bool is_ipv6)
-    : crc_(LrhSeed()) {
-  const size_t ip_bytes = is_ipv6 ? Ipv6Header::kBytes : Ipv4Header::kBytes;
-  const size_t masked_bytes = ip_bytes + UdpHeader::kBytes + Bth::kBytes;
-  assert(l3_headers.size() >= masked_bytes);
-
-  std::array<std::byte, Ipv6Header::kBytes + UdpHeader::kBytes + Bth::kBytes> masked;
-  std::memcpy(masked.data(), l3_headers.data(), masked_bytes);
-  if (is_ipv6) {
-    masked[0] |= std::byte{0x0f};
-    masked[1] = masked[2] = masked[3] = kOnes;  // traffic class, flow label
-    masked[7] = kOnes;                          // hop limit
-  } else {
-    masked[1] = kOnes;                // TOS
-    masked[8] = kOnes;                // TTL
-    masked[10] = masked[11] = kOnes;  // header checksum
-  }
-  masked[ip_bytes + 6] = masked[ip_bytes + 7] = kOnes;  // UDP checksum
-  masked[ip_bytes + UdpHeader::kBytes + 4] = kOnes;     // FECN, BECN, resv6
-
-  crc_ = Crc32(crc_, masked.data(), masked_bytes);
-  Add(l3_headers.subspan(masked_bytes));
+    : crc_(is_ipv6 ? MaskedHeaderCrc<true>(l3_headers) : MaskedHeaderCrc<false>(l3_headers)) {
+  constexpr size_t kBehindIp = UdpHeader::kBytes + Bth::kBytes;
+  Add(l3_headers.subspan((is_ipv6 ? Ipv6Header::kBytes : Ipv4Header::kBytes) + kBehindIp));
 }
 
 void IcrcAccumulator::Add(std::span<const std::byte> bytes) {
