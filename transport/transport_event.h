@@ -65,20 +65,20 @@ struct Completion {
 
 // Counted events of one QP's state machines (cumulative). The names are those
 // of Linux hw_counters where one exists. X(name, meaning)
-#define VERBENA_TRANSPORT_COUNTERS(X)                           \
-  X(duplicate_request, "requests received again")               \
-  X(out_of_seq_request, "requests ahead of the expected PSN")   \
-  X(rcvd_rnr_err, "RNR NAKs received")                          \
-  X(send_rnr_err, "RNR NAKs sent")                              \
-  X(rcvd_seq_err, "sequence NAKs received")                     \
-  X(ack_deferred, "ACKs held for a DMA ticket")                 \
-  X(retry_exceeded_err, "WRs failed with RETRY_EXC_ERR")        \
+#define VERBENA_TRANSPORT_COUNTERS(X)                            \
+  X(duplicate_request, "requests received again")                \
+  X(out_of_seq_request, "requests ahead of the expected PSN")    \
+  X(rcvd_rnr_err, "RNR NAKs received")                           \
+  X(send_rnr_err, "RNR NAKs sent")                               \
+  X(rcvd_seq_err, "sequence NAKs received")                      \
+  X(ack_deferred, "ACKs held for a DMA ticket")                  \
+  X(retry_exceeded_err, "WRs failed with RETRY_EXC_ERR")         \
   X(retry_rnr_exceeded_err, "WRs failed with RNR_RETRY_EXC_ERR") \
-  X(completer_retry_err, "go-back-N rounds")                    \
-  X(local_ack_timeout_err, "retransmission timeouts")           \
-  X(send_err, "fatal NAKs received")                            \
-  X(rdma_sends, "send WRs completed with success")              \
-  X(rdma_recvs, "receives completed with success")              \
+  X(completer_retry_err, "go-back-N rounds")                     \
+  X(local_ack_timeout_err, "retransmission timeouts")            \
+  X(send_err, "fatal NAKs received")                             \
+  X(rdma_sends, "send WRs completed with success")               \
+  X(rdma_recvs, "receives completed with success")               \
   X(dropped, "packets that the state machine ignored")
 
 struct TransportCounters {
