@@ -83,7 +83,10 @@ bool ConnectTo(const Instance& instance, ControlClient* client) {
     PrintError(NotRunning(instance));
     return false;
   }
-  const std::string problem = client->Connect(path);
+  std::string problem = client->Connect(path);
+  if (problem.empty() && client->foreign()) {
+    problem = "it is root's and serves programs of all users, but is observed and steered by root";
+  }
   if (!problem.empty())
     PrintError(fmt::format("cannot talk to the daemon at {}: {}", path, problem));
   return problem.empty();

@@ -71,6 +71,7 @@ Life Probe(const std::string& socket) {
   if (!client.Connect(socket).empty()) {
     return SomebodyListens(socket) ? Life::kAnswers : Life::kNone;
   }
+  if (client.foreign()) return Life::kAnswers;
   const Reply reply = client.Request({{"op", "version"}});
   if (reply.kind == Reply::Kind::kClosed) return Life::kNone;
   return reply.kind == Reply::Kind::kTimeout ? Life::kSilent : Life::kAnswers;
