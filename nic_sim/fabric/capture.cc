@@ -210,6 +210,9 @@ void CaptureFile::Run() {
     std::swap(filling_, writing_);
     filling_.size = 0;
     stalled_ = false;
+    // Cleared here, too: as long as it is set, the wait above does not release the mutex, and the
+    // producer could never take it to see the room.
+    full_ = false;
     space_.notify_all();
     lock.unlock();
     const std::span<const std::byte> blocks(writing_.bytes.get(), writing_.size);
