@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -15,12 +17,27 @@
 namespace verbena::nic {
 namespace {
 
-std::string ReadPid(int fd) {
+constexpr int kWaitStepMs = 10;
+constexpr int kLongestWaitMs = 5000;
+
+// 0: unknown.
+pid_t ReadPid(int fd) {
   char text[32] = {};
-  const ssize_t length = pread(fd, text, sizeof(text) - 1, 0);
-  std::string pid(text, length > 0 ? static_cast<size_t>(length) : 0);
-  pid.resize(std::min(pid.find_first_not_of("0123456789"), pid.size()));
-  return pid.empty() ? "unknown" : pid;
+  if (pread(fd, text, sizeof(text) - 1, 0) <= 0) return 0;
+  const long pid = std::strtol(text, nullptr, 10);
+  return pid > 0 ? static_cast<pid_t>(pid) : 0;
+}
+
+// A daemon whose first process has ended is on its way out: it gets a moment.
+int Lock(int fd) {
+  for (int waited_ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited_ms += kWaitStepMs) {
+    if (errno != EWOULDBLOCK) return errno;
+    const pid_t pid = ReadPid(fd);
+    const bool ending = pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
+    if (!ending || waited_ms >= kLongestWaitMs) return EWOULDBLOCK;
+    usleep(kWaitStepMs * 1000);
+  }
+  return 0;
 }
 
 }  // namespace
@@ -43,14 +60,15 @@ InstancePaths MakeInstancePaths(const std::string& folder, std::string_view name
 std::string InstanceGuard::Take(const std::string& pid_path, std::string_view name) {
   UniqueFd fd(open(pid_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) return fmt::format("cannot open {}: {}", pid_path, std::strerror(errno));
-  if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return fmt::format("cannot lock {}: {}", pid_path, std::strerror(errno));
-    }
+  const int error = Lock(fd.get());
+  if (error != 0 && error != EWOULDBLOCK) {
+    return fmt::format("cannot lock {}: {}", pid_path, std::strerror(error));
+  }
+  if (error != 0) {
     return fmt::format(
-        "a daemon named {} is already running (pid {}); end it with `verbena down`, or start "
+        "a daemon named {} is already running (pid {}); end it with `verbena down{}`, or start "
         "another one with --name",
-        name, ReadPid(fd.get()));
+        name, ReadPid(fd.get()), name == kDefaultInstance ? "" : fmt::format(" --name {}", name));
   }
   const std::string text = fmt::format("{}\n", getpid());
   if (ftruncate(fd.get(), 0) != 0 ||

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -110,6 +111,20 @@ class ConfigReader {
   std::string error_;
 };
 
+// Found before everything is parsed: whoever waits at that pipe is to hear what is wrong.
+int FindReadyFd(int argc, const char* const* argv) {
+  constexpr std::string_view kOption = "--ready-fd";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const char* value = nullptr;
+    if (argument == kOption) value = argv[i + 1];  // argv ends with a null pointer
+    if (argument.starts_with("--ready-fd=")) value = argv[i] + kOption.size() + 1;
+    const int fd = value == nullptr ? -1 : std::atoi(value);
+    if (fd > STDERR_FILENO) return fd;
+  }
+  return -1;
+}
+
 std::string ReadConfigFile(DaemonOptions* options, bool nics_given) {
   char* real = realpath(options->config.c_str(), nullptr);
   if (real == nullptr) {
@@ -167,6 +182,7 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    o.ready_fd = FindReadyFd(argc, argv);
     std::ostringstream out;
     std::ostringstream err;
     result.failed = app.exit(error, out, err) != 0;
