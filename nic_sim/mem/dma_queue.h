@@ -16,8 +16,9 @@
 //   and before all that is placed later for the same owner.
 // - Placements without `last` may become visible in any order among each other,
 //   but none before an earlier `last`.
-// - An aligned 8-byte word that lies wholly in one placement is never torn. One
-//   that two packets share (a message at an unaligned address) can be.
+// - An aligned 8-byte word that lies wholly in one watched placement is never
+//   torn. One that two packets share (a message at an unaligned address) can be,
+//   and with /proc/PID/mem one at 8 to 31 of a page (address_space.cc says why).
 // - Different owners have no order among each other.
 //
 // Thread: the engine, under the shard's lock.
@@ -56,8 +57,10 @@ class DmaQueue {
   // `from` stays valid until FlushPlacements (or the flush by a full queue:
   // then owner callbacks come from inside this call; who cannot have that asks
   // room() first). An empty `from` is reported in its turn.
+  // `watched` false: nobody looks at the memory before a completion tells (SEND,
+  // READ response); then `last` means nothing and words may be torn meanwhile.
   void Place(const Extent& to, std::span<const std::byte> from, bool last, DmaOwner* owner,
-             transport::Ticket ticket);
+             transport::Ticket ticket, bool watched = true);
   void Atomic(const Extent& at, const transport::AtomicOperation& operation, DmaOwner* owner,
               transport::Ticket ticket);
   bool has_placements() const;
