@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ostream>
 #include <string>
 
 #include "tests/sim/rc_simulation.h"
@@ -62,8 +61,6 @@ uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr ? otherwise : std::strtoull(value, nullptr, 0);
 }
-
-void PrintTo(const SimulationProfile& profile, std::ostream* out) { *out << profile.name; }
 
 class RcSimTest : public ::testing::TestWithParam<SimulationProfile> {};
 

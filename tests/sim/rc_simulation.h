@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct SimulationProfile {
   uint32_t wrs = 24;  // of each side
   uint32_t max_bytes = 3000;
 };
+
+inline void PrintTo(const SimulationProfile& profile, std::ostream* out) { *out << profile.name; }
 
 class RcSimulation {
  public:
