@@ -231,7 +231,6 @@ std::optional<std::bitset<256>> ParseOpcodeSet(std::string_view name) {
     const std::string_view bare = std::string_view(full).substr(full.find('_') + 1);
     if (wanted == full || wanted == bare || InClass(class_name, TraitsOf(opcode))) set.set(code);
   }
-  // "ack" is the class; the name of the opcode is "acknowledge".
   if (set.none()) return std::nullopt;
   return set;
 }
