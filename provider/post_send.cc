@@ -67,6 +67,7 @@ int CopyInline(const Qp* qp, const ibv_send_wr& wr, uint8_t* slot, abi::SendWqe*
   for (int i = 0; i < wr.num_sge; ++i) {
     const ibv_sge& sge = wr.sg_list[i];
     if (bytes + sge.length > qp->max_inline) return EINVAL;
+    if (sge.length == 0) continue;  // its address may be anything
     memcpy(slot + sizeof(*wqe) + bytes, reinterpret_cast<const void*>(sge.addr), sge.length);
     bytes += sge.length;
   }

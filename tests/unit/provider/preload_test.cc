@@ -2,7 +2,9 @@
 //
 // The preload in a program of its own, and what both loadable libraries need
 // and export.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <infiniband/verbs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,6 +97,34 @@ TEST_F(WithoutDaemon, StockProgramSaysThatThereIsNoDevice) {
       RunCommand("env " + environment_ + "LD_PRELOAD=" + Built("libverbena-preload.so") +
                  " IBV_DRIVERS=" + Built("libverbena") + " ibv_devinfo 2>&1");
   EXPECT_NE(text.find("No IB devices found"), std::string::npos) << text;
+}
+
+// The structures of releases before 36 differ.
+TEST(Provider, RefusesALibraryThatIsTooOld) {
+  Dl_info info;
+  ASSERT_NE(dladdr(reinterpret_cast<void*>(&ibv_get_device_list), &info), 0);
+  char folder[] = "/tmp/old-verbs-XXXXXX";
+  const std::filesystem::path path = mkdtemp(folder);
+  std::filesystem::copy_file(info.dli_fname, path / "libibverbs.so.1.14.35.0");
+  std::filesystem::create_symlink("libibverbs.so.1.14.35.0", path / "libibverbs.so.1");
+  FakeDevice::Get();
+  const std::string text = RunCommand("env LD_LIBRARY_PATH=" + path.string() +
+                                      " LD_PRELOAD=" + Built("libverbena-preload.so") +
+                                      " IBV_DRIVERS=" + Built("libverbena") + " ibv_devices 2>&1");
+  EXPECT_NE(text.find("verbena: libibverbs of rdma-core 35 is too old, 36"), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("verbena0 "), std::string::npos) << text;
+  std::filesystem::remove_all(path);
+}
+
+TEST(Provider, IsLoadedByAStockProgram) {
+  FakeDevice::Get();
+  const std::string text =
+      RunCommand("env LD_PRELOAD=" + Built("libverbena-preload.so") +
+                 " IBV_DRIVERS=" + Built("libverbena") + " ibv_devinfo -d verbena0 2>&1");
+  EXPECT_NE(text.find("9.8.7"), std::string::npos) << text;
+  EXPECT_NE(text.find("PORT_ACTIVE"), std::string::npos) << text;
+  EXPECT_EQ(text.find("status"), std::string::npos) << text;
 }
 
 std::set<std::string> Needed(const std::string& library) {

@@ -72,11 +72,13 @@ TEST_F(QpInRts, InlineDataIsCopiedAtPosting) {
   char second[40];
   memset(first, 'a', sizeof(first));
   memset(second, 'b', sizeof(second));
-  ibv_sge sges[2] = {{reinterpret_cast<uint64_t>(first), 60, 0},
+  // An empty element may have any address.
+  ibv_sge sges[3] = {{reinterpret_cast<uint64_t>(first), 60, 0},
+                     {0, 0, 0},
                      {reinterpret_cast<uint64_t>(second), 40, 0}};
   ibv_send_wr wr = {};
   wr.sg_list = sges;
-  wr.num_sge = 2;
+  wr.num_sge = 3;
   wr.opcode = IBV_WR_SEND;
   wr.send_flags = IBV_SEND_INLINE;
   ASSERT_EQ(Post(qp_, wr), 0);
