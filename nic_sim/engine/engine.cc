@@ -122,7 +122,11 @@ bool Engine::RunReceive() {
   for (Nic* nic : nics_) {
     if (!fabric_->has_received(nic->port())) continue;
     const size_t count = fabric_->Receive(nic->port(), burst);
-    for (size_t i = 0; i < count; ++i) Receive(*nic, burst[i]);
+    for (size_t i = 0; i < count; ++i) {
+      // A full queue would call back into a QP that is handling a packet.
+      if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
+      Receive(*nic, burst[i]);
+    }
     worked |= count != 0;
   }
   return worked;
