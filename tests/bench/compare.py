@@ -62,7 +62,7 @@ def perftest(daemon, tool, size, count):
     output = run_pair(
         lambda: daemon.program(tool, "-d", "verbena0", *options, limit=LIMIT),
         lambda: daemon.program(tool, "-d", "verbena1", *options, ADDRESS, limit=LIMIT), port)
-    numbers = re.findall(r"^ *(\d+) +(\d+) +([0-9.]+(?: +[0-9.]+)*) *$", output, re.M)
+    numbers = re.findall(r"^ *(\d+)[ \t]+(\d+)[ \t]+([0-9.]+(?:[ \t]+[0-9.]+)*)\s*$", output, re.M)
     if not numbers:
         raise Failed(f"no result line of {tool}\n{output}")
     values = [float(text) for text in numbers[-1][2].split()]
