@@ -612,8 +612,8 @@ TEST_F(UnderFaults, LossDuplicationReorderingAndCorruptionDoNotShow) {
   Add("duplicate prob=0.02 seed=12");
   Add("reorder prob=0.02 seed=13 by=3");
   Add("corrupt prob=0.02 seed=14");
-  RunOver("verbena0", "verbena1", 12);
-  RunOver("verbena0", "verbena0", 6);
+  RunOver("verbena0", "verbena1", 40);
+  RunOver("verbena0", "verbena0", 20);
   const std::vector<int64_t> hits = FaultHits();
   ASSERT_EQ(hits.size(), 4u);
   for (const int64_t count : hits) EXPECT_GT(count, 0) << "a rule never hit";

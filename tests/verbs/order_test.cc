@@ -5,7 +5,8 @@
 // the completion that reports it.
 //
 // The reader owns the memory and spins on it; the writer is this program as another process. After
-// each message the reader answers with an empty SEND. VERBENA_TEST_LITMUS_SECONDS lengthens it.
+// each batch of messages, each to its own slot, the reader answers with an empty SEND.
+// VERBENA_TEST_LITMUS_SECONDS lengthens each case.
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -22,12 +23,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kLengths[] = {1,    2,    7,    8,    9,    63,   64,   65,    255,  256,
                                  1000, 1023, 1024, 1025, 2048, 4095, 4097, 16384, 65536};
-constexpr size_t kBytes = 65536 + 4096;
+constexpr uint64_t kBatch = 16;
+constexpr size_t kSlotBytes = 65536 + 256;
+constexpr size_t kBytes = kBatch * kSlotBytes;
 
-// Message n: every byte is Value(n), so that any old byte shows; two neighbours differ.
+// Every byte of message n is Value(n); places are zeroed before they are used again.
 uint8_t Value(uint64_t n) { return static_cast<uint8_t>(n % 251 + 1); }
 uint32_t Length(uint64_t n) { return kLengths[n * 7 % std::size(kLengths)]; }
-uint32_t Offset(uint64_t n) { return static_cast<uint32_t>(n * 13 % 128); }
+size_t Offset(uint64_t n) { return n % kBatch * kSlotBytes + n * 13 % 128; }
 
 enum class Mode { kLastByte, kCompletion, kWords };
 
@@ -36,6 +39,7 @@ VERBENA_ROLE(litmus_writer) {
   EndOptions options;
   options.device = arguments.at(0);
   options.cqe = 64;
+  options.send_wr = kBatch;
   RcEnd end(options);
   printf("address %s\n", end.address().Text().c_str());
   PathOptions path;
@@ -44,31 +48,38 @@ VERBENA_ROLE(litmus_writer) {
   end.Connect(PeerAddress::Parse(arguments.at(1)), path);
   const RemoteMemory remote = RemoteMemory::Parse(arguments.at(2));
   const Mode mode = static_cast<Mode>(std::stoi(arguments.at(3)));
-  Memory memory(end.pd(), kBytes);
-  const auto write = [&](uint64_t n, uint32_t offset, uint32_t length, ibv_wr_opcode opcode) {
-    memset(memory.data(),
-           mode == Mode::kWords ? static_cast<int>(n % 2 == 0 ? 0x33 : 0xcc) : Value(n), length);
-    errno = end.PostSend(RdmaWr(n, opcode, remote.address + offset, remote.rkey),
-                         {memory.sge(0, length)});
-    Require(errno == 0, "post_send");
-    const ibv_wc wc = PollOne(end.send_cq());
+  Memory memory(end.pd(), kBytes + 8);
+  const ibv_sge answer_room = memory.sge(kBytes, 8);
+  const auto finish = [&](ibv_cq* cq) {
+    const ibv_wc wc = PollOne(cq);
     if (wc.status != IBV_WC_SUCCESS) throw std::runtime_error(Describe(wc));
+    return wc;
   };
-  // The reader's first word starts and, for kWords, its end stops us.
-  for (uint64_t n = 0;; ++n) {
-    if (mode == Mode::kWords) {
-      write(n, 0, 4096, IBV_WR_RDMA_WRITE);
-      ibv_wc wc = {};
-      if (n % 16 == 0 && ibv_poll_cq(end.recv_cq(), 1, &wc) == 1) return 0;
-      if (n == 0) Require(end.PostRecv(0, {memory.sge(kBytes - 8, 8)}) == 0, "post_recv");
-      continue;
+  if (mode == Mode::kWords) {
+    // Two patterns in turns until the reader says something.
+    Require(end.PostRecv(0, {answer_room}) == 0, "post_recv");
+    ibv_wc wc = {};
+    for (uint64_t n = 0; ibv_poll_cq(end.recv_cq(), 1, &wc) == 0; ++n) {
+      memset(memory.data(), n % 2 == 0 ? 0x33 : 0xcc, 4096);
+      errno = end.PostSend(RdmaWr(n, IBV_WR_RDMA_WRITE, remote.address, remote.rkey),
+                           {memory.sge(0, 4096)});
+      Require(errno == 0, "post_send");
+      finish(end.send_cq());
     }
-    Require(end.PostRecv(n, {memory.sge(kBytes - 8, 8)}) == 0, "post_recv");
-    write(n, Offset(n), Length(n),
-          mode == Mode::kCompletion ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE);
-    const ibv_wc answer = PollOne(end.recv_cq());
-    if (answer.status != IBV_WC_SUCCESS) throw std::runtime_error(Describe(answer));
-    if (answer.byte_len == 1) return 0;
+    return 0;
+  }
+  const ibv_wr_opcode opcode =
+      mode == Mode::kCompletion ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+  for (uint64_t first = 0;; first += kBatch) {
+    Require(end.PostRecv(first, {answer_room}) == 0, "post_recv");
+    for (uint64_t n = first; n < first + kBatch; ++n) {
+      memset(memory.data() + n % kBatch * kSlotBytes, Value(n), Length(n));
+      errno = end.PostSend(RdmaWr(n, opcode, remote.address + Offset(n), remote.rkey),
+                           {memory.sge(n % kBatch * kSlotBytes, Length(n))});
+      Require(errno == 0, "post_send");
+    }
+    for (uint64_t i = 0; i < kBatch; ++i) finish(end.send_cq());
+    if (finish(end.recv_cq()).byte_len == 1) return 0;
   }
 }
 
@@ -89,11 +100,10 @@ class Litmus : public ::testing::TestWithParam<const char*> {
     end_->Connect(PeerAddress::Parse(*address), path);
   }
 
-  // Empty: go on; one byte: end.
-  void Answer(uint64_t n, bool last) {
-    // The place of the next message starts without its value; the writer waits for us.
-    memset(memory_->data() + Offset(n + 1), 0, Length(n + 1));
-    errno = last ? end_->PostSend(SendWr(n), {memory_->sge(0, 1)}) : end_->PostSend(SendWr(n));
+  // After the last message of a batch. Empty: go on; one byte: end.
+  void Answer(bool last) {
+    if (!last) memset(memory_->data(), 0, kBytes);  // The writer waits for us.
+    errno = last ? end_->PostSend(SendWr(0), {memory_->sge(0, 1)}) : end_->PostSend(SendWr(0));
     Require(errno == 0, "answer");
     const ibv_wc wc = PollOne(end_->send_cq());
     if (wc.status != IBV_WC_SUCCESS) throw std::runtime_error(Describe(wc));
@@ -138,9 +148,11 @@ TEST_P(Litmus, TheLastByteOfAWriteIsVisibleLast) {
       ADD_FAILURE() << "message " << n << " of " << Length(n) << " bytes: " << missing
                     << " bytes appeared after the last one";
     }
+    if (n % kBatch != kBatch - 1) continue;
     const bool done = Clock::now() > end || early > 5;
-    Answer(n, done);
+    Answer(done);
     if (done) {
+      RecordProperty("messages", static_cast<int>(n + 1));
       printf("%lu messages\n", n + 1);
       break;
     }
@@ -151,15 +163,17 @@ TEST_P(Litmus, TheLastByteOfAWriteIsVisibleLast) {
 TEST_P(Litmus, EverythingIsVisibleBeforeTheCompletion) {
   Start(Mode::kCompletion);
   const auto end = End();
+  for (uint64_t n = 0; n < kBatch; ++n) ASSERT_EQ(end_->PostRecv(n), 0);
   for (uint64_t n = 0;; ++n) {
-    ASSERT_EQ(end_->PostRecv(n), 0);
     const ibv_wc wc = PollOne(end_->recv_cq());
     const size_t missing = Missing(n);
     ASSERT_EQ(wc.status, IBV_WC_SUCCESS) << Describe(wc);
     ASSERT_EQ(wc.byte_len, Length(n));
     EXPECT_EQ(missing, 0u) << "message " << n << " of " << Length(n) << " bytes";
+    ASSERT_EQ(end_->PostRecv(n + kBatch), 0);
+    if (n % kBatch != kBatch - 1) continue;
     const bool done = Clock::now() > end || HasFailure();
-    Answer(n, done);
+    Answer(done);
     if (done) break;
   }
   EXPECT_EQ(writer_->Wait(), 0) << writer_->Output();
@@ -181,7 +195,7 @@ TEST_P(Litmus, AnAlignedWordIsNeverTorn) {
     }
   }
   EXPECT_GT(changes, 10u) << "the writer did not write: " << writer_->Output();
-  Answer(0, true);
+  Answer(true);
   EXPECT_EQ(writer_->Wait(), 0) << writer_->Output();
 }
 
