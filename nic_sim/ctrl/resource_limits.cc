@@ -9,7 +9,7 @@ namespace verbena::nic {
 namespace {
 
 // enum ibv_device_cap_flags.
-constexpr uint64_t kCurrentQpStateMod = 1 << 6;
+constexpr uint64_t kCurrentQpStateMod = 1 << 7;
 constexpr uint64_t kSysImageGuid = 1 << 11;
 constexpr uint64_t kRcRnrNakGen = 1 << 12;
 constexpr uint32_t kAtomicHca = 1;  // enum ibv_atomic_cap
