@@ -165,51 +165,58 @@ void RcRequester::Post(const SendRequest& request, Time /*now*/) {
     for (const MemorySegment& sge : request.sges) *out++ = {sge.address, sge.length, sge.key};
   }
   ++tail_;
+  if (wr.opcode == WrOpcode::kLocalInv) Retire();
 }
 
-RcRequester::BeginResult RcRequester::ExecuteLocalInvalidate(Wr& wr) {
-  // Earlier WRs may have to be sent again through the key: they come first.
-  if (retired_ != send_wr_) return BeginResult::kWait;
-  if (memory_.Invalidate(wr.imm_or_inv) != MemoryStatus::kOk) {
-    Fail(send_wr_, WcStatus::kLocQpOpErr, 0);
-    Retire();
-    return BeginResult::kWait;
+void RcRequester::Resume() {
+  draining_ = false;
+  Retire();
+}
+
+// The oldest WR, with nothing before it: earlier WRs might have to be sent
+// again through the key. It sends nothing, so it does not wait for
+// PollTransmit.
+void RcRequester::ExecuteLocalInvalidate(const Wr& wr) {
+  if (memory_.Invalidate(wr.imm_or_inv) == MemoryStatus::kOk) {
+    retired_ = una_wr_ = started_ = ++send_wr_;
+  } else {
+    Fail(retired_, WcStatus::kLocQpOpErr, 0);
   }
-  retired_ = una_wr_ = started_ = ++send_wr_;
-  return BeginResult::kSkip;
 }
 
-RcRequester::BeginResult RcRequester::BeginReadOrAtomic(Wr& wr) {
+// Is there room for one more READ or atomic? Fails the WR if it can never be.
+bool RcRequester::BeginReadOrAtomic(const Wr& wr) {
   WcStatus error = WcStatus::kSuccess;
-  if (max_rd_atomic_ == 0) error = WcStatus::kLocQpOpErr;
-  if (error == WcStatus::kSuccess && rd_outstanding_ >= max_rd_atomic_) return BeginResult::kWait;
-  const Sge* sges = SgesOf(send_wr_);
-  for (uint32_t i = 0; i < wr.sge_count && error == WcStatus::kSuccess; ++i) {
-    if (sges[i].length == 0) continue;
-    if (memory_.Check(sges[i].key, sges[i].address, sges[i].length, MemoryAccess::kLocalWrite) !=
-        MemoryStatus::kOk) {
-      error = WcStatus::kLocProtErr;
-    }
+  if (max_rd_atomic_ == 0 || wr.is_inline) {
+    error = WcStatus::kLocQpOpErr;
+  } else if (rd_outstanding_ >= max_rd_atomic_) {
+    return false;
+  } else if (!IsWritable({SgesOf(send_wr_), wr.sge_count})) {
+    error = WcStatus::kLocProtErr;
   }
-  if (error == WcStatus::kSuccess && wr.is_inline) error = WcStatus::kLocQpOpErr;
-  if (error != WcStatus::kSuccess) {
-    Fail(send_wr_, error, 0);
-    Retire();
-    return BeginResult::kWait;
-  }
-  return BeginResult::kSend;
+  if (error == WcStatus::kSuccess) return true;
+  Fail(send_wr_, error, 0);
+  Retire();
+  return false;
+}
+
+bool RcRequester::IsWritable(std::span<const Sge> sges) const {
+  return std::all_of(sges.begin(), sges.end(), [this](const Sge& sge) {
+    return sge.length == 0 || memory_.Check(sge.key, sge.address, sge.length,
+                                            MemoryAccess::kLocalWrite) == MemoryStatus::kOk;
+  });
 }
 
 // May the WR at send_wr_, the first without PSNs, go out now? Gives it its
 // PSNs if so.
-RcRequester::BeginResult RcRequester::Begin(Wr& wr) {
-  if (draining_) return BeginResult::kWait;
-  if (wr.fence && rd_unretired_ != 0) return BeginResult::kWait;
-  if (wr.opcode == WrOpcode::kLocalInv) return ExecuteLocalInvalidate(wr);
+bool RcRequester::Begin(Wr& wr) {
+  if (draining_) return false;
+  if (wr.fence && rd_unretired_ != 0) return false;
+  if (wr.opcode == WrOpcode::kLocalInv) return false;  // Retire does it
   // PSNs are told apart within half their space only.
-  if (next_seq_ - una_seq_ + wr.psn_count > kMaxPsnsOutstanding) return BeginResult::kWait;
+  if (next_seq_ - una_seq_ + wr.psn_count > kMaxPsnsOutstanding) return false;
   if (wr.is_read_or_atomic()) {
-    if (BeginResult result = BeginReadOrAtomic(wr); result != BeginResult::kSend) return result;
+    if (!BeginReadOrAtomic(wr)) return false;
     ++rd_outstanding_;
     ++rd_unretired_;
   }
@@ -217,7 +224,7 @@ RcRequester::BeginResult RcRequester::Begin(Wr& wr) {
   next_seq_ += wr.psn_count;
   ++started_;
   tx_sge_ = tx_sge_used_ = 0;
-  return BeginResult::kSend;
+  return true;
 }
 
 bool RcRequester::PollTransmit(Time now, TxPacket* packet) {
@@ -227,23 +234,17 @@ bool RcRequester::PollTransmit(Time now, TxPacket* packet) {
     rnr_waiting_ = false;
   }
   if (in_flight_ >= kWindowPackets) return false;
-  while (send_wr_ != tail_ && send_wr_ < error_wr_) {
-    Wr& wr = At(send_wr_);
-    if (send_wr_ == started_) {
-      const BeginResult result = Begin(wr);
-      if (result == BeginResult::kWait) return false;
-      if (result == BeginResult::kSkip) continue;
-    }
-    if (wr.is_read_or_atomic()) {
-      EmitReadOrAtomic(wr, packet);
-      FinishTransmit(now, static_cast<uint32_t>(wr.end_seq() - send_seq_), packet);
-    } else {
-      EmitPayloadPacket(wr, packet);
-      FinishTransmit(now, 1, packet);
-    }
-    return true;
+  if (send_wr_ == tail_ || send_wr_ >= error_wr_) return false;
+  Wr& wr = At(send_wr_);
+  if (send_wr_ == started_ && !Begin(wr)) return false;
+  if (wr.is_read_or_atomic()) {
+    EmitReadOrAtomic(wr, packet);
+    FinishTransmit(now, static_cast<uint32_t>(wr.end_seq() - send_seq_), packet);
+  } else {
+    EmitPayloadPacket(wr, packet);
+    FinishTransmit(now, 1, packet);
   }
-  return false;
+  return true;
 }
 
 void RcRequester::EmitPayloadPacket(Wr& wr, TxPacket* packet) {
@@ -335,11 +336,16 @@ void RcRequester::Retire() {
   if (!running_ || failed_) return;
   while (retired_ != tail_) {
     const Wr& wr = At(retired_);
+    if (draining_ && retired_ == started_) return;
     if (retired_ >= error_wr_ && wr.error != WcStatus::kSuccess) {
       failed_ = true;
       ack_deadline_ = rnr_deadline_ = Time::Never();
       rnr_waiting_ = false;
       return;
+    }
+    if (retired_ == started_ && wr.opcode == WrOpcode::kLocalInv) {
+      ExecuteLocalInvalidate(wr);
+      continue;
     }
     if (retired_ == una_wr_ || wr.last_ticket > committed_) return;
     if (wr.is_read_or_atomic()) --rd_unretired_;

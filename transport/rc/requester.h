@@ -113,11 +113,11 @@ class RcRequester {
   // SQD: WRs begun are finished, no new ones are begun until Resume. drained()
   // becomes true when nothing is outstanding.
   void Drain() { draining_ = true; }
-  void Resume() { draining_ = false; }
+  void Resume();
   bool drained() const { return draining_ && retired_ == started_; }
 
   // The next packet to send now, or false. Respects window, fence,
-  // max_rd_atomic, RNR wait. Executes local invalidates.
+  // max_rd_atomic, RNR wait. May find that the next WR fails.
   bool PollTransmit(Time now, TxPacket* packet);
   // In order. Only signalled or failed WRs give one.
   bool PollCompletion(Completion* completion);
@@ -147,16 +147,16 @@ class RcRequester {
     uint32_t length;
     uint32_t key;
   };
-  enum class BeginResult : uint8_t { kSend, kWait, kSkip };
 
   // --- requester.cc
   Wr& At(uint64_t index) const;
   Sge* SgesOf(uint64_t index) const;
   std::byte* InlineOf(uint64_t index) const;
   Psn PsnOf(uint64_t seq) const { return Psn(static_cast<uint32_t>(seq)); }
-  BeginResult Begin(Wr& wr);
-  BeginResult BeginReadOrAtomic(Wr& wr);
-  BeginResult ExecuteLocalInvalidate(Wr& wr);
+  bool Begin(Wr& wr);
+  bool BeginReadOrAtomic(const Wr& wr);
+  bool IsWritable(std::span<const Sge> sges) const;
+  void ExecuteLocalInvalidate(const Wr& wr);
   void EmitPayloadPacket(Wr& wr, TxPacket* packet);
   void EmitReadOrAtomic(Wr& wr, TxPacket* packet);
   void FillSegments(uint32_t bytes, TxPacket* packet);

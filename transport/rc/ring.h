@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -17,10 +18,12 @@ namespace verbena::transport {
 template <typename T, uint32_t kCapacity>
 class Ring {
   static_assert(std::has_single_bit(kCapacity));
-  static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= alignof(std::max_align_t));
 
  public:
-  Ring() : slots_(std::make_unique_for_overwrite<T[]>(kCapacity)) {}
+  // Raw bytes, so that pages of slots that are never used stay untouched: T
+  // may have initialisers, and there may be ten thousand QPs.
+  Ring() : bytes_(std::make_unique_for_overwrite<std::byte[]>(sizeof(T) * kCapacity)) {}
 
   bool empty() const { return head_ == tail_; }
   bool full() const { return size() == kCapacity; }
@@ -30,7 +33,7 @@ class Ring {
   // Position 0 is the front.
   T& operator[](uint32_t position) {
     assert(position < size());
-    return slots_[(head_ + position) & (kCapacity - 1)];
+    return Slot(head_ + position);
   }
   T& front() { return (*this)[0]; }
   T& back() { return (*this)[size() - 1]; }
@@ -38,7 +41,7 @@ class Ring {
   // The new back, with whatever the slot held.
   T& push_back() {
     assert(!full());
-    return slots_[tail_++ & (kCapacity - 1)];
+    return Slot(tail_++);
   }
   void pop_front() {
     assert(!empty());
@@ -58,7 +61,9 @@ class Ring {
   }
 
  private:
-  std::unique_ptr<T[]> slots_;
+  T& Slot(uint32_t number) { return reinterpret_cast<T*>(bytes_.get())[number & (kCapacity - 1)]; }
+
+  std::unique_ptr<std::byte[]> bytes_;
   uint32_t head_ = 0;
   uint32_t tail_ = 0;
 };

@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <string>
+#include <initializer_list>
+#include <memory>
 #include <vector>
 
 #include "tests/testing/frames.h"
@@ -508,29 +508,100 @@ TEST_F(RcPairTest, FirstPacketTellsThatTheConnectionIsEstablished) {
   EXPECT_THAT(pair->a.events, IsEmpty());
 }
 
-// 2 GiB at PMTU 256 takes exactly 2^23 PSNs, half of all.
-TEST(RcLargeTest, TwoGibibyteReadTakesHalfThePsnSpace) {
-  RcOptions options;
-  RcPair pair(options);
-  // Memory of this size is not there: only the packets are looked at.
-  pair.a.memory.AddRegion(1, 0, 64);
-  SendRequest request;
-  request.opcode = WrOpcode::kRdmaWrite;
-  const MemorySegment too_long[] = {{0, 0x80000000, 1}, {0, 1, 1}};
-  request.sges = too_long;
-  request.signaled = true;
-  pair.a.requester.Post(request, pair.now);
-  pair.Drive();
-  ASSERT_THAT(pair.a.send_completions, SizeIs(1));
-  EXPECT_EQ(pair.a.send_completions[0].status, WcStatus::kLocLenErr);
+// Memory that is as large as an address can tell, and holds nothing.
+class EndlessMemory : public MemoryPort {
+ public:
+  MemoryStatus Check(uint32_t, uint64_t, uint64_t, MemoryAccess) override {
+    return MemoryStatus::kOk;
+  }
+  MemoryStatus Place(const MemorySegment&, std::span<const std::byte>, MemoryAccess, bool,
+                     Ticket*) override {
+    return MemoryStatus::kOk;
+  }
+  MemoryStatus Atomic(uint32_t, uint64_t, const AtomicOperation&, Ticket*) override {
+    return MemoryStatus::kOk;
+  }
+  MemoryStatus Invalidate(uint32_t) override { return MemoryStatus::kOk; }
+};
 
-  RcPair other(options);
-  request.sges = std::span(too_long, 1);
-  other.a.requester.Post(request, other.now);
+class RcLargeTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kTwoGibibytes = 0x80000000;
+
+  RcLargeTest() {
+    requester.Start({.pmtu = Pmtu::k256, .first_psn = Psn(5), .max_rd_atomic = 4});
+    responder.Start({.pmtu = Pmtu::k256,
+                     .expected_psn = Psn(5),
+                     .max_dest_rd_atomic = 4,
+                     .access_flags = kAccessRemoteRead});
+  }
+
+  void Post(WrOpcode opcode, std::initializer_list<MemorySegment> sges) {
+    SendRequest request;
+    request.opcode = opcode;
+    request.sges = std::span(sges.begin(), sges.size());
+    requester.Post(request, now);
+  }
+
+  EndlessMemory memory;
+  testing::FakeReceiveQueue receives;
+  RcRequester requester{{.max_wr = 8, .max_sge = 2}, memory};
+  RcResponder responder{memory, receives};
   TxPacket packet;
-  ASSERT_TRUE(other.a.requester.PollTransmit(other.now, &packet));
+  const Time now = Time::FromNanoseconds(1);
+};
+
+TEST_F(RcLargeTest, WriteAnnouncesTwoGibibytes) {
+  Post(WrOpcode::kRdmaWrite, {{0, kTwoGibibytes, 1}});
+  ASSERT_TRUE(requester.PollTransmit(now, &packet));
   EXPECT_EQ(packet.opcode, Opcode::kRcWriteFirst);
-  EXPECT_EQ(packet.dma_length, 0x80000000u);
+  EXPECT_EQ(packet.dma_length, kTwoGibibytes);
+}
+
+TEST_F(RcLargeTest, OneByteMoreIsALocalLengthError) {
+  Post(WrOpcode::kRdmaWrite, {{0, kTwoGibibytes, 1}, {0, 1, 1}});
+  EXPECT_FALSE(requester.PollTransmit(now, &packet));
+  Completion completion;
+  ASSERT_TRUE(requester.PollCompletion(&completion));
+  EXPECT_EQ(completion.status, WcStatus::kLocLenErr);
+}
+
+// At PMTU 256 it takes exactly 2^23 PSNs, half of all: nothing else fits beside
+// it, and the repeated request is as far behind as a PSN can be.
+TEST_F(RcLargeTest, ReadOfTwoGibibytesTakesHalfThePsnSpace) {
+  Post(WrOpcode::kRdmaRead, {{0, kTwoGibibytes, 1}});
+  Post(WrOpcode::kRdmaWrite, {{0, 8, 1}});
+  ASSERT_TRUE(requester.PollTransmit(now, &packet));
+  EXPECT_EQ(requester.next_psn(), Psn(5 + (1 << 23)));
+  TransportHeaders headers;
+  headers.bth.opcode = packet.opcode;
+  headers.bth.psn = packet.psn;
+  headers.reth = {packet.remote_address, Rkey(packet.rkey), packet.dma_length};
+  EXPECT_FALSE(requester.PollTransmit(now, &packet));
+
+  const Frame frame = testing::BuildFrame(testing::Ipv4Address(), headers);
+  responder.HandleRequest(ViewOf(frame), now);
+  EXPECT_EQ(responder.expected_psn(), Psn(5 + (1 << 23)));
+  for (uint32_t i = 0; i < 1000; ++i) {
+    ASSERT_TRUE(responder.PollTransmit(now, &packet));
+    EXPECT_EQ(packet.psn, Psn(5 + i));
+  }
+  responder.HandleRequest(ViewOf(frame), now);
+  EXPECT_EQ(responder.counters().duplicate_request, 1u);
+  ASSERT_TRUE(responder.PollTransmit(now, &packet));
+  EXPECT_EQ(packet.opcode, Opcode::kRcReadResponseFirst);
+  EXPECT_EQ(packet.psn, Psn(5));
+
+  // The first response makes room for one more PSN.
+  TransportHeaders response;
+  response.bth.opcode = Opcode::kRcReadResponseFirst;
+  response.bth.psn = Psn(5);
+  response.aeth = {0x1f, Msn(1)};
+  const Frame data =
+      testing::BuildFrame(testing::Ipv4Address(), response, testing::CountingBytes(256));
+  requester.HandleResponse(ViewOf(data), now);
+  ASSERT_TRUE(requester.PollTransmit(now, &packet));
+  EXPECT_EQ(packet.opcode, Opcode::kRcWriteOnly);
 }
 
 }  // namespace

@@ -488,6 +488,27 @@ TEST_F(RcRequesterTest, MalformedWqeCompletesInItsTurn) {
   EXPECT_EQ(side->send_completions[1].wr_id, 9u);
 }
 
+TEST_F(RcRequesterTest, LocalInvalidateNeedsNoPacket) {
+  side->memory.AddRegion(0x404, 0, 64);
+  side->memory.AllowInvalidate(0x404);
+  SendRequest request;
+  request.wr_id = 1;
+  request.opcode = WrOpcode::kLocalInv;
+  request.signaled = true;
+  request.imm_or_inv = 0x404;
+  side->requester.Drain();
+  side->requester.Post(request, now);
+  side->Poll();
+  EXPECT_THAT(side->send_completions, IsEmpty());
+  side->requester.Resume();
+  side->Poll();
+  EXPECT_EQ(Statuses(), std::vector{WcStatus::kSuccess});
+  request.wr_id = 2;  // the key is gone
+  side->requester.Post(request, now);
+  side->Poll();
+  EXPECT_EQ(LastStatus(), WcStatus::kLocQpOpErr);
+}
+
 TEST_F(RcRequesterTest, ReadsAreNotAllowedWithMaxRdAtomicZero) {
   RcOptions options;
   options.max_rd_atomic = 0;
