@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/device/device_context.h"
