@@ -43,10 +43,15 @@ const SimulationProfile kProfiles[] = {
      .commit_delay = Duration::Milliseconds(6),
      .expect_success = false},
     {.name = "late_receives",
-     .network = {.loss = 0.01, .jitter = Duration::Microseconds(2)},
+     .network = {.loss = 0.01, .duplicate = 0.02},
+     .commit_delay = Duration::Microseconds(20),
+     .receives_posted = 0.1},
+    {.name = "too_late_receives",
+     .network = {.loss = 0.01, .duplicate = 0.02},
      .commit_delay = Duration::Microseconds(20),
      .expect_success = false,
-     .rnr_retry = 1},
+     .rnr_retry = 2,
+     .receives_posted = 0.1},
     {.name = "failing_memory",
      .network = {.loss = 0.02, .duplicate = 0.05, .jitter = Duration::Microseconds(5)},
      .commit_delay = Duration::Microseconds(100),
@@ -59,7 +64,7 @@ const SimulationProfile kProfiles[] = {
      .expect_success = false},
 };
 
-constexpr uint64_t kDefaultSeeds = 200;  // of each profile
+constexpr uint64_t kDefaultSeeds = 170;  // of each profile
 constexpr size_t kLadderLines = 150;
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {

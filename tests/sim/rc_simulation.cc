@@ -283,7 +283,7 @@ void RcSimulation::PostSome(Side& side) {
     side.qp.requester.Post(request, now_);
     ++side.posted;
   }
-  while (!side.receives.empty() && random_.Chance(0.6)) {
+  while (!side.receives.empty() && random_.Chance(profile_.receives_posted)) {
     side.qp.receive_queue.Post(side.receives_posted++, side.receives.front());
     side.receives.pop_front();
   }

@@ -31,7 +31,8 @@ struct SimulationProfile {
   double fetch_failure = 0;      // per WR: its key is not valid
   bool expect_success = true;    // every WR must succeed
   uint8_t rnr_retry = 7;
-  uint32_t wrs = 24;  // of each side
+  double receives_posted = 0.6;  // chance at each opportunity
+  uint32_t wrs = 24;             // of each side
   uint32_t max_bytes = 3000;
 };
 

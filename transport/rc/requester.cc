@@ -374,16 +374,12 @@ bool RcRequester::PollCompletion(Completion* completion) {
       Complete(wr, WcStatus::kSuccess, completion);
       return true;
     }
-    if (failed_ && !failure_reported_) {
-      failure_reported_ = true;
-      Complete(wr, wr.error, completion);
-    } else if (flushing_) {
-      // The buffer may still be written to.
-      if (wr.last_ticket > committed_ && !tickets_void_) return false;
-      Complete(wr, WcStatus::kWrFlushErr, completion);
-    } else {
-      return false;
-    }
+    const bool failing = failed_ && !failure_reported_;
+    if (!failing && !flushing_) return false;
+    // The buffer may still be written to.
+    if (wr.last_ticket > committed_ && !tickets_void_) return false;
+    Complete(wr, failing ? wr.error : WcStatus::kWrFlushErr, completion);
+    failure_reported_ |= failing;
     ++completed_;
     return true;
   }

@@ -166,7 +166,10 @@ MemoryStatus RcResponder::PlaceIntoReceive(std::span<const std::byte> payload, b
       const MemoryStatus status =
           memory_.Place({sge.address + rx_sge_used_, take, sge.key}, payload.first(take),
                         MemoryAccess::kLocalWrite, last && take == payload.size(), &ticket);
-      if (status != MemoryStatus::kOk) return status;
+      if (status != MemoryStatus::kOk) {
+        NotePlacement(expected_psn_, ticket);  // of the pieces before
+        return status;
+      }
       payload = payload.subspan(take);
       rx_sge_used_ += take;
     }
