@@ -67,16 +67,13 @@ class MemoryPort {
   // next pass; the caller may not touch them afterwards. `last` marks the final
   // bytes of a message: its last 8 bytes become visible after all others. The
   // check of Check() is made again.
-  virtual MemoryStatus Place(const MemorySegment& to,
-                             std::span<const std::byte> bytes,
-                             MemoryAccess access, bool last,
-                             Ticket* ticket) = 0;
+  virtual MemoryStatus Place(const MemorySegment& to, std::span<const std::byte> bytes,
+                             MemoryAccess access, bool last, Ticket* ticket) = 0;
 
   // Queues an 8-byte atomic at `address` (aligned to 8; the caller checked).
   // The original value is reported with the commit, see
   // RcResponder::HandleAtomicCommitted. Ordered with placements.
-  virtual MemoryStatus Atomic(uint32_t rkey, uint64_t address,
-                              const AtomicOperation& operation,
+  virtual MemoryStatus Atomic(uint32_t rkey, uint64_t address, const AtomicOperation& operation,
                               Ticket* ticket) = 0;
 
   // SEND with invalidate / local invalidate. kBadKey or kNoRight if the key is
