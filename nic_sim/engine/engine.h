@@ -93,16 +93,17 @@ class Engine {
   };
 
   explicit Engine(const DeviceOptions& options);
+
+  // --- threads.cc
   bool Initialise(std::string* error);
   bool ChooseThreads(std::string* error);
-
-  // nic_sim/engine/threads.cc
   void ThreadMain(uint32_t index);
-  void RunUntilIdle(uint32_t index);
+  void RunUntilIdle();
   bool HasWork();
   void Sleep(uint32_t index);
   void Wake(uint32_t index);
 
+  // --- engine.cc
   // One pass. True if anything was done or is left to do.
   bool RunPass();
   void CheckStarvation();

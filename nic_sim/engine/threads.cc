@@ -5,12 +5,13 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 
 #include "nic_sim/engine/engine.h"
 #include "nic_sim/env/dpdk_env.h"
@@ -141,15 +142,15 @@ void Engine::ThreadMain(uint32_t index) {
   // Where permitted: a woken engine thread preempts the application that waits
   // for it. Nothing depends on it.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
+  prctl(PR_SET_TIMERSLACK, 1000);  // timers and pauses to the microsecond
 
   while (!stop_.load(std::memory_order_relaxed)) {
-    RunUntilIdle(index);
+    RunUntilIdle();
     Sleep(index);
   }
 }
 
-void Engine::RunUntilIdle(uint32_t index) {
-  (void)index;
+void Engine::RunUntilIdle() {
   const bool spinning = mode_ == abi::kEngineSpinning;
   Time spin_until;
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -157,7 +158,9 @@ void Engine::RunUntilIdle(uint32_t index) {
       // Another engine thread looks at all doorbells again before it sleeps,
       // and so does our work. A control call does not: wait for it.
       if (engine_holds_lock_.load(std::memory_order_seq_cst)) return;
-      sched_yield();
+      // Not sched_yield: at nice -20 that would not let the control thread run.
+      const timespec pause{.tv_sec = 0, .tv_nsec = 10'000};
+      nanosleep(&pause, nullptr);
       continue;
     }
     engine_holds_lock_.store(true, std::memory_order_seq_cst);
