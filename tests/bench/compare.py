@@ -95,7 +95,7 @@ def ucx_perftest(test, size, count):
         lambda: Program(["ucx_perftest", "127.0.0.1", "-p", port, "-t", test, "-s", size, "-n",
                          count, "-w", max(10, count // 20), "-f", "-v"], LIMIT,
                         environment=environment), port)
-    line = re.findall(r"^(\d+(?:,[0-9.]+)+) *$", output, re.M)
+    line = re.findall(r"^ *(\d+(?:,[0-9.]+)+) *$", output, re.M)
     if not line:
         raise Failed(f"no result line of ucx_perftest\n{output}")
     values = [float(text) for text in line[-1].split(",")]

@@ -83,6 +83,8 @@ PrivateDaemon::PrivateDaemon(int nics, const std::vector<std::string>& more) {
     throw std::runtime_error("verbena status --json gave: " + status.output);
   }
   pid_ = json["pid"].get<pid_t>();
+  const std::vector<pid_t> processes = Processes();
+  if (processes.size() > 1) engine_ = processes[1];
 }
 
 PrivateDaemon::~PrivateDaemon() {
@@ -126,7 +128,9 @@ std::vector<pid_t> PrivateDaemon::Processes() const {
        parent && ProgramOf(*parent).ends_with("/verbenad"); parent = ParentOf(top)) {
     top = *parent;
   }
-  std::vector<pid_t> result = {top};
+  std::vector<pid_t> result;
+  if (ParentOf(top)) result.push_back(top);
+  if (engine_ > 0 && ParentOf(engine_) && ParentOf(engine_) != top) result.push_back(engine_);
   for (size_t i = 0; i < result.size(); ++i) {
     for (const pid_t child : ChildrenOf(result[i])) result.push_back(child);
   }
@@ -134,9 +138,8 @@ std::vector<pid_t> PrivateDaemon::Processes() const {
 }
 
 pid_t PrivateDaemon::EnginePid() const {
-  const std::vector<pid_t> processes = Processes();
-  if (processes.size() < 2) throw std::runtime_error("no supervisor and engine process found");
-  return processes[1];
+  if (engine_ <= 0) throw std::runtime_error("no supervisor and engine process found");
+  return engine_;
 }
 
 std::string PrivateDaemon::Dump() const {

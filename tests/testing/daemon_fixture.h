@@ -43,7 +43,7 @@ class PrivateDaemon {
   // `verbena run -- ARGV...`: options with this daemon's environment, to be completed.
   ProcessOptions Run(const std::vector<std::string>& argv) const;
 
-  // The processes of the daemon: `pid` and its ancestors and descendants with the same program.
+  // The processes of the daemon that live: supervisor, engine and what else they started.
   std::vector<pid_t> Processes() const;
   // The process that plays the hardware (the supervisor's child).
   pid_t EnginePid() const;
@@ -55,6 +55,7 @@ class PrivateDaemon {
   std::string folder_;
   std::string name_;
   pid_t pid_ = -1;
+  pid_t engine_ = -1;
 };
 
 // Runs `verbena ARGUMENTS...` with this process's environment (inside `verbena run` or `env`).
