@@ -8,7 +8,8 @@
 // for the DMA ticket they depend on.
 //
 // Files: responder_checks.h (the checks, in order), responder.cc (execution),
-// response_queue.h (what is to be sent), replay_queue.h (results of atomics).
+// responder_transmit.cc (what goes out), response_queue.h (what is to be sent),
+// replay_queue.h (results of atomics).
 #pragma once
 
 #include <cstddef>
