@@ -47,14 +47,16 @@ class PlainUser(AppTestCase):
     def setUpClass(cls):
         cls.tree = tempfile.mkdtemp(prefix="vstage.", dir="/tmp")
         os.chmod(cls.tree, 0o755)
-        built = os.path.realpath(verbena_testing.verbena_command())
-        base = os.path.dirname(os.path.dirname(built))  # bazel-bin
+        # bazel-bin or a staged tree.
+        base = os.path.dirname(os.path.dirname(os.path.realpath(verbena_testing.verbena_command())))
         for part, folder in (("tools/verbena", "bin"), ("nic_sim/verbenad", "bin"),
                              ("provider/libverbena-rdmav34.so", "lib"),
                              ("provider/libverbena-preload.so", "lib")):
             os.makedirs(os.path.join(cls.tree, folder), exist_ok=True)
-            target = shutil.copy(os.path.join(base, part), os.path.join(cls.tree, folder))
-            os.chmod(target, 0o755)
+            source = os.path.join(base, part)
+            if not os.path.exists(source):
+                source = os.path.join(base, folder, os.path.basename(part))
+            os.chmod(shutil.copy(source, os.path.join(cls.tree, folder)), 0o755)
         for folder in ("bin", "lib"):
             os.chmod(os.path.join(cls.tree, folder), 0o755)
         cls.daemon = UserDaemon(cls.tree)

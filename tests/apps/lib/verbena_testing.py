@@ -38,7 +38,7 @@ def verbena_command():
             "bazel-bin/tools/verbena"):
         if path and os.access(path, os.X_OK):
             return os.path.abspath(path)
-    raise unittest.SkipTest("no verbena command: run by Bazel or set VERBENA_BIN")
+    raise RuntimeError("no verbena command: run by Bazel or set VERBENA_BIN")
 
 
 def clean_environment():
