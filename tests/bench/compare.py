@@ -180,14 +180,18 @@ def idle_qps_cost(daemon, count, rounds, scale):
     return statistics.median(with_idle), statistics.median(without)
 
 
+def progress(text):
+    if sys.stderr.isatty():
+        print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
+
+
 def measure(daemon, options, scale):
     results, problems = [], []
     chosen = [f for f in figures() if not options.only or f[0] in options.only]
     samples = {figure[0]: ([], [], []) for figure in chosen}
     for number in range(options.rounds):
         for name, key, _, verbena, libfabric, ucx, _, _ in chosen:
-            print(f"\rround {number + 1} of {options.rounds}: {name}            ", end="",
-                  file=sys.stderr, flush=True)
+            progress(f"round {number + 1} of {options.rounds}: {name}")
             for place, contender in enumerate((verbena, libfabric, ucx)):
                 if contender is None:
                     continue
@@ -196,7 +200,7 @@ def measure(daemon, options, scale):
                     samples[name][place].append(value[key])
                 except (Failed, OSError) as error:
                     problems.append(f"{name}: {str(error)[-1500:]}")
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    progress("")
     for name, key, unit, _, _, _, target, good in chosen:
         medians = [statistics.median(values) if values else None for values in samples[name]]
         others = [value for value in medians[1:] if value]
