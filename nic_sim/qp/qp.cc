@@ -282,7 +282,11 @@ void Qp::DrainOutputs(Time now) {
   while (responder_.PollCompletion(&completion)) Complete(*config_.recv_cq, completion, now);
   while (requester_.PollCompletion(&completion)) Complete(*config_.send_cq, completion, now);
   AsyncEventType event;
-  while (responder_.PollEvent(&event)) config_.sink->OnQpEvent(*this, event);
+  while (responder_.PollEvent(&event)) {
+    // COMM_EST tells that the peer was faster than our RTR→RTS.
+    if (event == AsyncEventType::kCommEst && state_ != QpState::kRtr) continue;
+    config_.sink->OnQpEvent(*this, event);
+  }
 }
 
 bool Qp::Service(Time now, uint32_t budget) {
