@@ -105,11 +105,12 @@ int DestroyCq(ibv_cq* ibv) {
     // Events that nobody has read yet must not be read any more.
     const uint64_t element = reinterpret_cast<uint64_t>(ibv);
     if (reply.comp_events != 0 && ibv->channel != nullptr) {
-      reply.comp_events -= DrainEvents(ibv->channel->fd, sizeof(uint64_t), element);
+      reply.comp_events -=
+          DrainEvents(&context->drain_mutex, ibv->channel->fd, sizeof(uint64_t), element);
     }
     if (reply.async_events != 0) {
-      reply.async_events -=
-          DrainEvents(ibv->context->async_fd, sizeof(abi::AsyncEventRecord), element);
+      reply.async_events -= DrainEvents(&context->drain_mutex, ibv->context->async_fd,
+                                        sizeof(abi::AsyncEventRecord), element);
     }
     WaitForAcks(ibv, reply.comp_events, reply.async_events);
   } else if (DestroyResult(context, error) != 0) {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "provider/command_channel.h"
 #include "provider/run_folder.h"
 
 namespace verbena::provider {
@@ -50,17 +51,7 @@ bool WriteBack(int fd, const uint8_t* record, size_t size) {
   return false;
 }
 
-}  // namespace
-
-int ReopenPipe(int fd, int access) {
-  char path[32];
-  snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-  const int opened =
-      static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, access | O_NONBLOCK | O_CLOEXEC));
-  return KeepOffStandardFds(opened < 0 ? -errno : opened);
-}
-
-uint32_t DrainEvents(int fd, size_t record_bytes, uint64_t element) {
+uint32_t DrainInTurn(int fd, size_t record_bytes, uint64_t element) {
   const int reader = ReopenPipe(fd, O_RDONLY);
   if (reader < 0) return 0;
   const int writer = ReopenPipe(fd, O_WRONLY);
@@ -87,6 +78,24 @@ uint32_t DrainEvents(int fd, size_t record_bytes, uint64_t element) {
   }
   close(reader);
   close(writer);
+  return drained;
+}
+
+}  // namespace
+
+int ReopenPipe(int fd, int access) {
+  char path[32];
+  snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+  const int opened =
+      static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, access | O_NONBLOCK | O_CLOEXEC));
+  return KeepOffStandardFds(opened < 0 ? -errno : opened);
+}
+
+uint32_t DrainEvents(pthread_mutex_t* turn, int fd, size_t record_bytes, uint64_t element) {
+  const NoCancellation no_cancellation;
+  pthread_mutex_lock(turn);
+  const uint32_t drained = DrainInTurn(fd, record_bytes, element);
+  pthread_mutex_unlock(turn);
   return drained;
 }
 

@@ -4,6 +4,8 @@
 // 8 and 16 bytes; the first 8 name the object.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -15,8 +17,9 @@ int ReopenPipe(int fd, int access);
 
 // Takes the unread records of `element` out of the pipe behind `fd`, so that
 // nobody gets a pointer to a destroyed object, and returns how many there were.
-// Other records stay, behind those that arrive meanwhile. The device writes no
-// more records of `element`.
-uint32_t DrainEvents(int fd, size_t record_bytes, uint64_t element);
+// Other records stay, behind those that arrive meanwhile; `turn` keeps threads
+// apart that drain one pipe, because while one holds the others' records these
+// seem to be gone. The device writes no more records of `element`.
+uint32_t DrainEvents(pthread_mutex_t* turn, int fd, size_t record_bytes, uint64_t element);
 
 }  // namespace verbena::provider

@@ -78,6 +78,7 @@ struct Context {
   pthread_mutex_t create_mutex;
   Segment* segments;  // by number, under create_mutex
   uint32_t segment_count;
+  pthread_mutex_t drain_mutex;  // see DrainEvents
 
   bool DeviceDead() const { return status->device_dead.load(std::memory_order_acquire) != 0; }
 };

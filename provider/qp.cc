@@ -184,8 +184,9 @@ int DestroyQp(ibv_qp* ibv) {
   if (error != 0 && DestroyResult(context, error) != 0) return error;
   Withdraw(context, qp);
   if (error == 0 && reply.async_events != 0) {
-    reply.async_events -= DrainEvents(ibv->context->async_fd, sizeof(abi::AsyncEventRecord),
-                                      reinterpret_cast<uint64_t>(ibv));
+    reply.async_events -=
+        DrainEvents(&context->drain_mutex, ibv->context->async_fd, sizeof(abi::AsyncEventRecord),
+                    reinterpret_cast<uint64_t>(ibv));
     pthread_mutex_lock(&ibv->mutex);
     while (static_cast<int32_t>(reply.async_events - ibv->events_completed) > 0) {
       pthread_cond_wait(&ibv->cond, &ibv->mutex);

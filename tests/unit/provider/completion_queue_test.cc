@@ -347,6 +347,25 @@ TEST_F(ChannelOfTwoCqs, DestroyWaitsForAcknowledgement) {
   first_ = nullptr;
 }
 
+TEST_F(QpInRts, QpsWithUnreadEventsAreDestroyedByManyThreadsAtOnce) {
+  constexpr size_t kThreads = 4;
+  std::vector<ibv_qp*> qps;
+  for (size_t i = 0; i < 32 * kThreads; ++i) {
+    qps.push_back(MakeQp());
+    ASSERT_NE(qps.back(), nullptr) << errno;
+    device_.SendQpEvent(qps.back()->handle, IBV_EVENT_QP_FATAL);
+  }
+  alarm(30);  // a destroy that misses its event waits for ever
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&qps, t] {
+      for (size_t i = t; i < qps.size(); i += kThreads) EXPECT_EQ(ibv_destroy_qp(qps[i]), 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  alarm(0);
+}
+
 TEST_F(OpenedDevice, CqArgumentsAreChecked) {
   errno = 0;
   EXPECT_EQ(ibv_create_cq(context_, 0, nullptr, nullptr, 0), nullptr);
