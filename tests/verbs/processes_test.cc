@@ -10,9 +10,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "nic_sim/abi/shared_memory.h"
 #include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/traffic.h"
 #include "tests/verbs/verbs_support.h"
@@ -322,6 +324,34 @@ VERBENA_ROLE(fork_and_open) {
     return 1;
   }
   return 0;
+}
+
+// Overwrites what all clients of the daemon share and may write, again and again.
+VERBENA_ROLE(vandal) {
+  RcEnd end((EndOptions()));
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  char* page = nullptr;
+  while (page == nullptr && std::getline(maps, line)) {
+    if (line.find("memfd:verbena-wake") == std::string::npos) continue;
+    page = reinterpret_cast<char*>(std::stoull(line, nullptr, 16));
+  }
+  Require(page != nullptr, "find the wake page");
+  printf("spoiling\n");
+  for (uint8_t round = 0;; ++round) {
+    memset(page, round % 2 == 0 ? 0 : round, sizeof(abi::WakePage));
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+}
+
+TEST(Clients, AreOnlyDelayedByOneThatSpoilsTheSharedWakeWords) {
+  Process vandal(RoleProcess("vandal"));
+  ASSERT_TRUE(vandal.WaitForLine("spoiling", Milliseconds(10000))) << vandal.Output();
+  const Finished during = RunProcess(RoleProcess("small_client"));
+  EXPECT_EQ(during.status, 0) << during.output;
+  vandal.Signal(SIGKILL);
+  const Finished after = RunProcess(RoleProcess("small_client", {"verbena1"}));
+  EXPECT_EQ(after.status, 0) << after.output;
 }
 
 TEST(Clients, WorkAfterForkAndExec) {
