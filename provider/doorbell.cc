@@ -19,18 +19,19 @@ bool Sleeps(const abi::WakeWord& thread) {
   return thread.armed.load(std::memory_order_relaxed) != 0;
 }
 
-uint32_t ThreadCount(const abi::WakePage* wake) {
-  return wake->thread_count < abi::kMaxEngineThreads ? wake->thread_count : abi::kMaxEngineThreads;
+uint32_t ThreadCount(const Context* context) {
+  const uint32_t count = context->status->thread_count;
+  return count < abi::kMaxEngineThreads ? count : abi::kMaxEngineThreads;
 }
 
 // Engine thread that is pinned to the caller's CPU (or, with `other`, to
 // another one if there is one); thread 0 if none is.
-abi::WakeWord* ChooseThread(abi::WakePage* wake, uint32_t count, bool other) {
+abi::WakeWord* ChooseThread(const Context* context, uint32_t count, bool other) {
   const uint32_t cpu = static_cast<uint32_t>(sched_getcpu());
   for (uint32_t i = 0; i < count; ++i) {
-    if ((wake->threads[i].cpu == cpu) != other) return &wake->threads[i];
+    if ((context->status->cpu[i] == cpu) != other) return &context->wake->threads[i];
   }
-  return &wake->threads[0];
+  return &context->wake->threads[0];
 }
 
 bool AllSleep(const abi::WakePage* wake, uint32_t count) {
@@ -44,27 +45,27 @@ bool AllSleep(const abi::WakePage* wake, uint32_t count) {
 
 void WakeAnyEngine(const Context* context) {
   abi::WakePage* wake = context->wake;
-  const uint32_t count = ThreadCount(wake);
-  if (count != 0 && AllSleep(wake, count)) Wake(ChooseThread(wake, count, false));
+  const uint32_t count = ThreadCount(context);
+  if (count != 0 && AllSleep(wake, count)) Wake(ChooseThread(context, count, false));
 }
 
 void WakeForSend(const Context* context, const Qp* qp, uint32_t producer, uint32_t outstanding) {
   abi::WakePage* wake = context->wake;
-  const uint32_t count = ThreadCount(wake);
+  const uint32_t count = ThreadCount(context);
   if (count == 0) return;
-  if (wake->mode == abi::kEngineSpinning) {
+  if (context->status->mode == abi::kEngineSpinning) {
     if (Sleeps(wake->threads[0])) Wake(&wake->threads[0]);
     return;
   }
   if (outstanding > 1) {
     // Streaming: the engine looks again before it sleeps. If nobody is awake,
     // a thread on another CPU works while this one posts more.
-    if (AllSleep(wake, count)) Wake(ChooseThread(wake, count, true));
+    if (AllSleep(wake, count)) Wake(ChooseThread(context, count, true));
     return;
   }
   // Latency: the engine thread of this CPU needs no interrupt to another CPU,
   // just our CPU.
-  abi::WakeWord* local = ChooseThread(wake, count, false);
+  abi::WakeWord* local = ChooseThread(context, count, false);
   if (Sleeps(*local)) Wake(local);
   const uint32_t fetched = qp->record->sq_fetched.load(std::memory_order_acquire);
   if (static_cast<int32_t>(fetched - producer) < 0) sched_yield();

@@ -191,7 +191,7 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
       if (cq->empty_polls < kEmptyPollsBeforeYield) {
         ++cq->empty_polls;
       } else {
-        yield = context->wake->mode == abi::kEngineThreadPerCpu;
+        yield = context->status->mode == abi::kEngineThreadPerCpu;
       }
     } else {
       cq->empty_polls = 0;

@@ -100,9 +100,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // sleeps in futex_wait(&armed, 1) or is about to.
 struct alignas(64) WakeWord {
   std::atomic<uint32_t> armed;
-  // CPU that the thread is pinned to, or kAnyCpu.
-  uint32_t cpu;
-  uint32_t reserved[14];
+  uint32_t reserved[15];
 };
 static_assert(sizeof(WakeWord) == 64);
 inline constexpr uint32_t kAnyCpu = 0xffffffff;
@@ -120,12 +118,15 @@ enum EngineMode : uint32_t {
 // the doorbell: a thread whose `armed` is 0 will look again before it sleeps,
 // then nothing is to be done; otherwise exchange(armed, 0) on the chosen thread
 // and futex_wake (shared) if it was 1. Both read with FullFence in between.
+//
+// All clients write here, so it holds nothing but these words, and the engine
+// sleeps no longer than kMaxSleepMs: a client that spoils them can delay the
+// others by that much.
 struct WakePage {
-  uint32_t mode;  // EngineMode
-  uint32_t thread_count;
-  uint32_t reserved[14];
+  uint32_t reserved[16];
   WakeWord threads[kMaxEngineThreads];
 };
+inline constexpr uint32_t kMaxSleepMs = 100;
 static_assert(sizeof(WakePage) == 64 + 64 * kMaxEngineThreads);
 
 // Read-only for applications.
@@ -134,7 +135,11 @@ struct StatusPage {
   // then on poll_cq gives flush completions for outstanding WRs and every other
   // call fails with EIO.
   std::atomic<uint32_t> device_dead;
-  uint32_t reserved[15];
+  // Constant from the first client on.
+  uint32_t mode;                    // EngineMode
+  uint32_t thread_count;            // of the engine, 1 to kMaxEngineThreads
+  uint32_t cpu[kMaxEngineThreads];  // that each is pinned to, or kAnyCpu
+  uint32_t reserved[5];
 };
 static_assert(sizeof(StatusPage) == 64);
 

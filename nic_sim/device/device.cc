@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/device/device_context.h"
@@ -62,6 +63,7 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
   }
   state.engine = Engine::Start(options, error);
   if (state.engine == nullptr) return nullptr;
+  state.engine->Describe(new (state.status.data()) abi::StatusPage{});
   const std::lock_guard guard(state.engine->lock());
   for (uint32_t n = 0; n < options.nics; ++n) {
     const uint32_t ordinal = ((options.host & 0xff) << 8) | (n + 1);

@@ -53,6 +53,8 @@ class Engine {
   abi::EngineMode mode() const { return mode_; }
   uint32_t thread_count() const { return static_cast<uint32_t>(threads_.size()); }
   const SharedMemory& wake_page() const { return wake_memory_; }
+  // Fills in what applications must know about the threads.
+  void Describe(abi::StatusPage* page) const;
 
   // --- Under the lock ---
   transport::Time now() const { return now_; }

@@ -40,9 +40,9 @@ Time Now() {
 }
 
 void FutexWait(std::atomic<uint32_t>* word, uint32_t value, Duration limit) {
-  timespec ts{.tv_sec = limit.ns() / 1'000'000'000, .tv_nsec = limit.ns() % 1'000'000'000};
+  const timespec ts{.tv_sec = limit.ns() / 1'000'000'000, .tv_nsec = limit.ns() % 1'000'000'000};
   // Shared, not private: applications wake it through their own mapping.
-  syscall(SYS_futex, word, FUTEX_WAIT, value, limit == Duration::Max() ? nullptr : &ts, nullptr, 0);
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &ts, nullptr, 0);
 }
 
 void FutexWake(std::atomic<uint32_t>* word) {
@@ -101,12 +101,15 @@ bool Engine::ChooseThreads(std::string* error) {
     return false;
   }
   wake_ = new (wake_memory_.data()) abi::WakePage{};
-  wake_->mode = mode_;
-  wake_->thread_count = static_cast<uint32_t>(count);
-  for (size_t i = 0; i < count; ++i) {
-    wake_->threads[i].cpu = cpus_[i] < 0 ? abi::kAnyCpu : static_cast<uint32_t>(cpus_[i]);
-  }
   return true;
+}
+
+void Engine::Describe(abi::StatusPage* page) const {
+  page->mode = mode_;
+  page->thread_count = static_cast<uint32_t>(cpus_.size());
+  for (size_t i = 0; i < cpus_.size(); ++i) {
+    page->cpu[i] = cpus_[i] < 0 ? abi::kAnyCpu : static_cast<uint32_t>(cpus_[i]);
+  }
 }
 
 bool Engine::Initialise(std::string* error) {
@@ -182,12 +185,14 @@ void Engine::Sleep(uint32_t index) {
   abi::WakeWord& word = wake_->threads[index];
   word.armed.store(1, std::memory_order_seq_cst);
   abi::FullFence();
-  Duration limit = Duration::Max();
+  Duration limit = Duration::Milliseconds(abi::kMaxSleepMs);
   if (lock_.TryLockForEngine()) {
     engine_holds_lock_.store(true, std::memory_order_seq_cst);
     const bool work = HasWork();
     planned_wake_ = NextDeadline();
-    if (!planned_wake_.IsNever()) limit = std::max(planned_wake_ - Now(), Duration::Zero());
+    if (!planned_wake_.IsNever()) {
+      limit = std::clamp(planned_wake_ - Now(), Duration::Zero(), limit);
+    }
     if (!work) ++counters_.sleeps;
     engine_holds_lock_.store(false, std::memory_order_seq_cst);
     lock_.unlock();

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,9 @@ SharedMemory::~SharedMemory() {
 int SharedMemory::ReleaseFd() { return std::exchange(fd_, -1); }
 
 int SharedMemory::OpenReadOnly() const {
+  // Whoever has the new descriptor could open it again for writing, through /proc. Processes of
+  // this user, which could end us as well, still can.
+  if (fchmod(fd_, S_IRUSR) != 0) return -1;
   const std::string path = "/proc/self/fd/" + std::to_string(fd_);
   return open(path.c_str(), O_RDONLY | O_CLOEXEC);
 }

@@ -106,8 +106,8 @@ FakeDevice::FakeDevice() {
   status_fd_ = MakeMemory("status", sizeof(abi::StatusPage));
   wake_ = Map<abi::WakePage>(wake_fd_, sizeof(abi::WakePage));
   status_ = Map<abi::StatusPage>(status_fd_, sizeof(abi::StatusPage));
-  wake_->thread_count = 1;
-  wake_->threads[0].cpu = abi::kAnyCpu;
+  status_->thread_count = 1;
+  status_->cpu[0] = abi::kAnyCpu;
 
   listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   sockaddr_un address = {};

@@ -24,7 +24,7 @@ class OpenedDevice : public ::testing::Test {
     ASSERT_EQ(count, 1);
     context_ = ibv_open_device(list_[0]);
     ASSERT_NE(context_, nullptr) << errno;
-    device_.wake()->mode = abi::kEngineThreadPerCpu;
+    device_.status()->mode = abi::kEngineThreadPerCpu;
   }
 
   void TearDown() override {

@@ -149,7 +149,7 @@ TEST_F(QpInRts, SendRingsTheDoorbellAgainAfterTheDeviceCleared) {
 
 TEST_F(QpInRts, SendWakesASleepingEngine) {
   for (const uint32_t mode : {abi::kEngineThreadPerCpu, abi::kEngineSpinning}) {
-    device_.wake()->mode = mode;
+    device_.status()->mode = mode;
     device_.wake()->threads[0].armed = 1;
     ASSERT_EQ(PostSend(1), 0);
     EXPECT_EQ(device_.wake()->threads[0].armed, 0u) << mode;
@@ -157,16 +157,16 @@ TEST_F(QpInRts, SendWakesASleepingEngine) {
 }
 
 TEST_F(QpInRts, StreamingLeavesSleepersAloneWhileAnEngineThreadIsAwake) {
-  device_.wake()->thread_count = 2;
+  device_.status()->thread_count = 2;
   device_.wake()->threads[0].armed = 1;
   device_.wake()->threads[1].armed = 1;
-  device_.wake()->threads[1].cpu = abi::kAnyCpu;
+  device_.status()->cpu[1] = abi::kAnyCpu;
   ASSERT_EQ(PostSend(1), 0);
   ASSERT_EQ(PostSend(2), 0);
   // Whoever was woken is awake now; the other one sleeps.
   const uint32_t sleeping = device_.wake()->threads[0].armed + device_.wake()->threads[1].armed;
   EXPECT_EQ(sleeping, 1u);
-  device_.wake()->thread_count = 1;
+  device_.status()->thread_count = 1;
   device_.wake()->threads[0].armed = 0;
 }
 
