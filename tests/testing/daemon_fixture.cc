@@ -71,6 +71,10 @@ PrivateDaemon::PrivateDaemon(int nics, const std::vector<std::string>& more) {
   name_ = "t";
   std::vector<std::string> arguments = {"up", "--nics", std::to_string(nics)};
   arguments.insert(arguments.end(), more.begin(), more.end());
+  if (getenv("VERBENA_TEST_PID_NAMESPACE") != nullptr) {
+    StartInNamespaces(arguments);
+    return;
+  }
   const Finished up = Verbena(arguments, Milliseconds(60000));
   if (up.status != 0) {
     std::filesystem::remove_all(folder_);
@@ -87,12 +91,33 @@ PrivateDaemon::PrivateDaemon(int nics, const std::vector<std::string>& more) {
   if (processes.size() > 1) engine_ = processes[1];
 }
 
+void PrivateDaemon::StartInNamespaces(std::vector<std::string> arguments) {
+  ProcessOptions options;
+  options.argv = {"unshare", "--user",       "--map-root-user", "--pid",
+                  "--fork",  "--kill-child", "--mount-proc",    VerbenaCommand()};
+  options.argv.insert(options.argv.end(), arguments.begin(), arguments.end());
+  options.argv.push_back("--foreground");
+  options.environment = Environment();
+  DropPreload(&options.environment);
+  options.limit = std::chrono::hours(1);
+  namespaces_ = std::make_unique<Process>(options);
+  for (int i = 0; i < 600 && namespaces_->Running(); ++i) {
+    if (Verbena({"status"}).status == 0) return;
+    usleep(50000);
+  }
+  const std::string output = namespaces_->Output();
+  namespaces_.reset();
+  std::filesystem::remove_all(folder_);
+  throw std::runtime_error("verbena up --foreground in namespaces:\n" + output);
+}
+
 PrivateDaemon::~PrivateDaemon() {
   const std::vector<pid_t> processes = Processes();
   Verbena({"down"}, Milliseconds(15000));
   for (const pid_t pid : processes) {
     if (ProgramOf(pid).ends_with("/verbenad")) kill(pid, SIGKILL);
   }
+  namespaces_.reset();
   std::error_code ignored;
   std::filesystem::remove_all(folder_, ignored);
 }

@@ -3,6 +3,10 @@
 // A daemon of a test's own: private run folder under /tmp (TEST_TMPDIR is too long for a socket
 // path), instance name, environment for children. Stopped and removed by the destructor.
 //
+// With $VERBENA_TEST_PID_NAMESPACE set, the daemon runs in user and pid namespaces of its own: it
+// then sees no pids of its clients, as a daemon beside a container does, and reaches their memory
+// through /proc/self/mem only. The tests that look at the daemon's processes do not work then.
+//
 // The `verbena` command comes from Bazel's runfiles or from $VERBENA_BIN; it finds the other parts
 // beside itself.
 #pragma once
@@ -54,6 +58,9 @@ class PrivateDaemon {
  private:
   std::string folder_;
   std::string name_;
+  void StartInNamespaces(std::vector<std::string> arguments);
+
+  std::unique_ptr<Process> namespaces_;
   pid_t pid_ = -1;
   pid_t engine_ = -1;
 };

@@ -19,7 +19,18 @@
 namespace verbena::testing {
 namespace {
 
+bool NamespacesWork() {
+  ProcessOptions options;
+  options.argv = {"unshare",      "--user", "--map-root-user", "--pid", "--fork",
+                  "--mount-proc", "true"};
+  return RunProcess(options).status == 0;
+}
+
 int RunInside(int argc, char** argv) {
+  if (getenv("VERBENA_TEST_PID_NAMESPACE") != nullptr && !NamespacesWork()) {
+    printf("skipped: this machine does not allow user namespaces\n");
+    return 0;
+  }
   PrivateDaemon daemon(2);
   ProcessOptions options;
   options.argv = {"/bin/sh", "-c", "eval \"$(\"$0\" env)\" && exec \"$@\"", VerbenaCommand()};

@@ -2,8 +2,11 @@
 //
 // Life of verbs objects: limits, wrong arguments, use of an object that others need. Errors as
 // the man pages give them.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -259,6 +262,57 @@ TEST_F(Objects, ReceivesBeyondTheQueueAreRefusedWithNoMemory) {
   }
   EXPECT_EQ(posted, init.cap.max_recv_wr);
   EXPECT_EQ(error, ENOMEM);
+}
+
+// Creates objects while the process may have no more descriptors, then while it may have no more
+// address space; both must be over when the shortage is.
+VERBENA_ROLE(short_of_descriptors) {
+  const auto context = OpenDevice();
+  std::vector<int> fillers;
+  for (int fd; (fd = open("/dev/null", O_RDONLY)) >= 0;) fillers.push_back(fd);
+  const auto create = [&context](int cqe) {
+    errno = 0;
+    return Owned<ibv_cq>(ibv_create_cq(context.get(), cqe, nullptr, nullptr, 0));
+  };
+  Require(create(16) == nullptr && errno == EMFILE, "fail with EMFILE");
+  for (const int fd : fillers) close(fd);
+  Require(create(16) != nullptr, "create a CQ after that");
+  RcEnd a, b(EndOptions{.device = "verbena1"});
+  ConnectPair(a, b);
+  Require(b.PostRecv(1) == 0 && a.PostSend(SendWr(2)) == 0, "post");
+  Require(PollOne(a.send_cq()).status == IBV_WC_SUCCESS, "send");
+  return 0;
+}
+
+VERBENA_ROLE(short_of_memory) {
+  const auto context = OpenDevice();
+  rlimit before = {};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit tight = {.rlim_cur = 1, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_AS, &tight);
+  errno = 0;
+  const Owned<ibv_cq> refused(ibv_create_cq(context.get(), 1 << 20, nullptr, nullptr, 0));
+  const int error = errno;
+  setrlimit(RLIMIT_AS, &before);
+  Require(refused == nullptr && error == ENOMEM, "fail with ENOMEM");
+  for (const int cqe : {1 << 20, 16}) {
+    const Owned<ibv_cq> cq(ibv_create_cq(context.get(), cqe, nullptr, nullptr, 0));
+    Require(cq != nullptr, "create a CQ after that");
+  }
+  return 0;
+}
+
+TEST(Shortage, OfDescriptorsFailsOneCreationNotTheContext) {
+  const Finished done = RunProcess(RoleProcess("short_of_descriptors"));
+  EXPECT_EQ(done.status, 0) << done.output;
+}
+
+TEST(Shortage, OfMemoryFailsOneCreationNotTheContext) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer needs address space itself";
+#endif
+  const Finished done = RunProcess(RoleProcess("short_of_memory"));
+  EXPECT_EQ(done.status, 0) << done.output;
 }
 
 }  // namespace
