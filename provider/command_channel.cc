@@ -29,8 +29,12 @@ void CollectFds(msghdr* message, ReplyFds* fds) {
       int fd;
       memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
       fd = KeepOffStandardFds(fd);
-      if (fd < 0) continue;
-      if (fds != nullptr && fds->count < kMaxReplyFds) {
+      if (fd < 0) {
+        if (fds != nullptr) fds->lost = true;
+        continue;
+      }
+      // They are known by their order: nothing good comes behind a gap.
+      if (fds != nullptr && !fds->lost && fds->count < kMaxReplyFds) {
         fds->fd[fds->count++] = fd;
       } else {
         close(fd);
@@ -125,7 +129,13 @@ ssize_t CommandChannel::Receive(void* data, size_t bytes, ReplyFds* fds, int pat
     const ssize_t got = recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
     if (got >= 0) {
       CollectFds(&message, fds);
-      return (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ? -EPROTO : got;
+      if ((message.msg_flags & MSG_TRUNC) != 0) return -EPROTO;
+      // The bytes are all there: only descriptors had no room in this process.
+      if ((message.msg_flags & MSG_CTRUNC) != 0) {
+        if (fds == nullptr) return -EPROTO;
+        fds->lost = true;
+      }
+      return got;
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return -errno;
@@ -148,7 +158,8 @@ int CommandChannel::SayHello(const abi::Hello& hello, int mem_fd, abi::HelloRepl
     return EPROTO;
   }
   if (reply->error != 0) return reply->error > 0 ? reply->error : EPROTO;
-  return got == sizeof(*reply) ? 0 : EPROTO;
+  if (got != sizeof(*reply)) return EPROTO;
+  return fds->lost ? EMFILE : 0;
 }
 
 int CommandChannel::Transact(abi::CommandHeader* request, abi::ReplyHeader* reply,

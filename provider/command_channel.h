@@ -21,6 +21,7 @@ inline constexpr int kMaxReplyFds = 4;
 struct ReplyFds {
   int fd[kMaxReplyFds] = {-1, -1, -1, -1};
   int count = 0;
+  bool lost = false;  // more came than this process may have
 
   ReplyFds() = default;
   ReplyFds(const ReplyFds&) = delete;

@@ -321,6 +321,28 @@ int DestroyResult(const Context* context, int error) {
   return error == EIO && context->allow_disassociate_destroy && context->DeviceDead() ? 0 : error;
 }
 
+namespace {
+
+// Descriptor of a segment that is not mapped yet, or -errno: the one of the
+// reply or, where that or the mapping of it was not possible, another one.
+int OpenSegment(Context* context, const abi::RingLocation& location, ReplyFds* fds, int* fd_index) {
+  if (location.new_segment != 0) {
+    const int fd = fds->Take((*fd_index)++);
+    if (fd >= 0) return fd;
+  }
+  abi::HandleRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdGetSegment;
+  request.handle = location.segment;
+  ReplyFds again;
+  const int error = context->channel.Execute(&request, &reply, -1, &again);
+  if (error != 0) return -error;
+  const int fd = again.Take(0);
+  return fd >= 0 ? fd : again.lost ? -EMFILE : -EIO;
+}
+
+}  // namespace
+
 int MapRing(Context* context, const abi::RingLocation& location, ReplyFds* fds, int* fd_index,
             uint32_t min_stride, Ring* ring) {
   *ring = {};
@@ -332,33 +354,26 @@ int MapRing(Context* context, const abi::RingLocation& location, ReplyFds* fds, 
       ring_bytes > location.segment_bytes - location.offset || location.segment >= kMaxSegments) {
     return EIO;
   }
-  uint8_t* mapped = nullptr;
-  if (location.new_segment != 0) {
-    const int fd = fds->Take((*fd_index)++);
-    if (fd < 0) return EIO;
-    mapped = static_cast<uint8_t*>(MapShared(fd, location.segment_bytes, PROT_READ | PROT_WRITE));
-    close(fd);
-    if (mapped == nullptr) return ENOMEM;
-  }
   if (location.segment >= context->segment_count) {
     const uint32_t count = location.segment + 1;
     void* grown = realloc(context->segments, count * sizeof(Segment));
-    if (grown == nullptr) {
-      if (mapped != nullptr) munmap(mapped, location.segment_bytes);
-      return ENOMEM;
-    }
+    if (grown == nullptr) return ENOMEM;
     context->segments = static_cast<Segment*>(grown);
     memset(context->segments + context->segment_count, 0,
            (count - context->segment_count) * sizeof(Segment));
     context->segment_count = count;
   }
   Segment& segment = context->segments[location.segment];
-  if (mapped != nullptr) {
-    if (segment.base != nullptr) munmap(mapped, location.segment_bytes);
-    if (segment.base != nullptr) return EIO;
-    segment = {mapped, location.segment_bytes};
+  if (segment.base != nullptr && location.new_segment != 0) return EIO;
+  if (segment.base == nullptr) {
+    const int fd = OpenSegment(context, location, fds, fd_index);
+    if (fd < 0) return -fd;
+    void* mapped = MapShared(fd, location.segment_bytes, PROT_READ | PROT_WRITE);
+    close(fd);
+    if (mapped == nullptr) return ENOMEM;
+    segment = {static_cast<uint8_t*>(mapped), location.segment_bytes};
   }
-  if (segment.base == nullptr || segment.bytes != location.segment_bytes) return EIO;
+  if (segment.bytes != location.segment_bytes) return EIO;
   *ring = {segment.base + location.offset, location.slots, location.stride};
   return 0;
 }

@@ -148,6 +148,7 @@ enum CommandOp : uint16_t {
   kCmdCreateAh,
   kCmdDestroyAh,
   kCmdQueryPort,
+  kCmdGetSegment,
 };
 
 struct CommandHeader {
@@ -193,7 +194,9 @@ struct RegMrReply {
 
 // Where a ring lies. If the segment is new to this context, its memfd comes
 // with the reply (descriptors in the order of the rings in the reply, one per
-// new segment); the client maps it whole and may then close it.
+// new segment); the client maps it whole and may then close it. A client that
+// could not (no descriptors, no memory) asks for it with GetSegment:
+// HandleRequest with handle = segment, HandleReply and the memfd.
 struct RingLocation {
   uint32_t segment;
   uint32_t new_segment;  // 1: a descriptor comes with this reply

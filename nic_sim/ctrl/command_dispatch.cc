@@ -91,6 +91,12 @@ int QueryPort(Call& call, const abi::HandleRequest& request, abi::QueryPortReply
   return call.context->QueryPort(request.handle, reply);
 }
 
+int GetSegment(Call& call, const abi::HandleRequest& request, abi::HandleReply* reply) {
+  SegmentFds segments;
+  reply->handle = request.handle;
+  return TakeSegments(call.context->GetSegment(request.handle, &segments), segments, call.result);
+}
+
 // One row of the command table: the function with its sizes and the bytes around it.
 struct Command {
   size_t request_bytes;
@@ -144,6 +150,8 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&DestroyAh>::kCommand;
     case abi::kCmdQueryPort:
       return &RowOf<&QueryPort>::kCommand;
+    case abi::kCmdGetSegment:
+      return &RowOf<&GetSegment>::kCommand;
     default:
       return nullptr;
   }

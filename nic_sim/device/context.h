@@ -89,6 +89,7 @@ class Context {
   virtual int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) = 0;
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;
+  virtual int GetSegment(uint32_t segment, SegmentFds* fds) = 0;
 };
 
 }  // namespace verbena::nic

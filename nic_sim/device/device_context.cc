@@ -348,6 +348,13 @@ int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {
   return 0;
 }
 
+int DeviceContext::GetSegment(uint32_t segment, SegmentFds* fds) {
+  const int fd = rings_.OpenSegment(segment);
+  if (fd < 0) return EINVAL;
+  fds->push_back(fd);
+  return 0;
+}
+
 // --- Events ---
 
 bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {

@@ -48,6 +48,7 @@ class DeviceContext final : public Context, public QpEventSink {
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override;
   int DestroyAh(uint32_t handle) override;
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
+  int GetSegment(uint32_t segment, SegmentFds* fds) override;
 
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;

@@ -93,9 +93,11 @@ int RingAllocator::Allocate(uint32_t slots, uint32_t stride, Ring* ring,
     segment.memory =
         SharedMemory::Create(name_ + "-rings-" + std::to_string(index), static_cast<size_t>(size));
     if (segment.memory.data() == nullptr) return ENOMEM;
+    const int fd = fcntl(segment.memory.fd(), F_DUPFD_CLOEXEC, 3);
+    if (fd < 0) return ENOMEM;
     segment.free.resize(static_cast<size_t>(std::countr_zero(size / kMinBlock)) + 1);
     segment.free.back().push_back(0);
-    new_fds->push_back(segment.memory.ReleaseFd());
+    new_fds->push_back(fd);
     segments_.push_back(std::move(segment));
     total_ += size;
     TakeFrom(segments_.back(), block, &offset);
@@ -112,6 +114,10 @@ int RingAllocator::Allocate(uint32_t slots, uint32_t stride, Ring* ring,
                     .slots = slots,
                     .stride = stride};
   return 0;
+}
+
+int RingAllocator::OpenSegment(uint32_t index) const {
+  return index < segments_.size() ? fcntl(segments_[index].memory.fd(), F_DUPFD_CLOEXEC, 3) : -1;
 }
 
 void RingAllocator::Free(const Ring& ring) {

@@ -58,6 +58,8 @@ class RingAllocator {
   // 0 or ENOMEM.
   int Allocate(uint32_t slots, uint32_t stride, Ring* ring, std::vector<int>* new_fds);
   void Free(const Ring& ring);
+  // A descriptor of a segment, or -1 if there is no such segment.
+  int OpenSegment(uint32_t index) const;
 
   uint64_t allocated_bytes() const { return allocated_; }
 

@@ -84,9 +84,16 @@ TEST_F(CommandDispatch, AnErrorGivesAZeroedReplyAndNoDescriptors) {
   EXPECT_TRUE(qp.fds.empty());
 }
 
+TEST_F(CommandDispatch, ASegmentComesWithItsDescriptor) {
+  abi::HandleRequest segment{};
+  EXPECT_EQ(Run(segment, abi::kCmdGetSegment).fds.size(), 1u);
+  segment.handle = 7;
+  EXPECT_EQ(Run(segment, abi::kCmdGetSegment).error, EINVAL);
+}
+
 TEST_F(CommandDispatch, EveryWrongSizeIsEinval) {
   std::array<std::byte, 600> bytes{};
-  for (uint16_t op = abi::kCmdAllocPd; op <= abi::kCmdQueryPort; ++op) {
+  for (uint16_t op = abi::kCmdAllocPd; op <= abi::kCmdGetSegment; ++op) {
     int accepted = 0;
     for (uint16_t size = 0; size < bytes.size(); ++size) {
       const abi::CommandHeader header = {op, size, 5};
@@ -114,7 +121,7 @@ TEST_F(CommandDispatch, ASizeFieldThatLiesIsEinval) {
 }
 
 TEST_F(CommandDispatch, UnknownOpsAreNotSupported) {
-  for (const uint16_t op : {uint16_t{0}, uint16_t{abi::kCmdQueryPort + 1}, uint16_t{0xffff}}) {
+  for (const uint16_t op : {uint16_t{0}, uint16_t{abi::kCmdGetSegment + 1}, uint16_t{0xffff}}) {
     EXPECT_EQ(Run(abi::HandleRequest{}, op).error, EOPNOTSUPP);
   }
 }

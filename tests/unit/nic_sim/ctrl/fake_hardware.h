@@ -87,6 +87,11 @@ class FakeContext final : public Context {
     reply->state = 4;
     return port == 1 ? 0 : EINVAL;
   }
+  int GetSegment(uint32_t segment, SegmentFds* fds) override {
+    if (segment != 0) return EINVAL;
+    fds->push_back(memfd_create("segment", MFD_CLOEXEC));
+    return 0;
+  }
 
   int channel(size_t i) const { return channels_.at(i).get(); }
 
