@@ -17,7 +17,7 @@ namespace verbena::tools {
 namespace {
 
 constexpr int kUsageError = 2;
-constexpr int kMaxNics = 256;
+constexpr int kMaxNics = 64;  // of one daemon
 
 constexpr char kAbout[] =
     "Verbena is a software RDMA NIC: the daemon verbenad plays the hardware, and unmodified\n"

@@ -95,6 +95,7 @@ TEST_F(VerbenaCommandTest, WrongUsageIsStatusTwo) {
   EXPECT_EQ(Verbena({"frobnicate"}).status, 2);
   EXPECT_EQ(Verbena({"list", "socks"}).status, 2);
   EXPECT_EQ(Verbena({"up", "--nics", "0"}).status, 2);
+  EXPECT_EQ(Verbena({"up", "--nics", "65"}).status, 2);  // a daemon has at most 64
   EXPECT_EQ(Verbena({"capture"}).status, 2);
 }
 
