@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -129,11 +130,15 @@ int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::Hel
     if (client.async_write_fd >= 0) close(client.async_write_fd);
     return error;
   };
+  // A daemon of root reaches more than another user's client may: a set-uid program that the client
+  // executes keeps its pid, and only a guess protects the guard page of that. What the client
+  // opened itself stays with the program that it was then.
+  const AddressSpace::Backend passed = AddressSpace::Backend::kProcMem;
   auto space = AddressSpace::Open({.pid = client.pid,
                                    .mem_fd = mem_fd,
                                    .guard_address = hello.guard_address,
                                    .guard_magic = hello.guard_magic},
-                                  why);
+                                  why, client.uid == geteuid() ? nullptr : &passed);
   if (space == nullptr) return give_up(EPERM, *why);
   if (hello.device_index >= state_->nics.size()) {
     return give_up(ENODEV, "no device verbena" + std::to_string(hello.device_index));

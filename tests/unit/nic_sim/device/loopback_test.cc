@@ -2,10 +2,14 @@
 //
 // Two applications on the device interface, engine threads running: data
 // arrives, completions are right, hostile queue contents harm only their owner.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>
@@ -235,6 +239,38 @@ TEST_P(ConnectedPair, CqOverrunStopsTheQp) {
     usleep(10000);
   }
   FAIL() << "the QP is still alive";
+}
+
+// With more rights than the client has, the device could follow it into a set-uid program.
+TEST(OpenContext, OtherUsersMemoryIsReachedOnlyThroughWhatTheyOpened) {
+  nic::Device& device = *TheDevice();
+  alignas(4096) static std::byte guard[4096];
+  const uint64_t magic = 0x5566778811223344;
+  std::memcpy(guard, &magic, sizeof magic);
+  abi::Hello hello{};
+  hello.guard_address = reinterpret_cast<uint64_t>(guard);
+  hello.guard_magic = magic;
+  const auto open_as = [&](uid_t uid, int mem_fd, std::string* backend) {
+    abi::HelloReply reply{};
+    nic::Context* context = nullptr;
+    int fd = -1;
+    std::string why;
+    const std::lock_guard lock(device.lock());
+    const int error =
+        device.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = mem_fd},
+                           &reply, &fd, &context, &why);
+    if (error != 0) return error;
+    *backend = device.List("context")["items"].back()["backend"];
+    device.CloseContext(context);
+    close(fd);
+    return 0;
+  };
+  std::string backend;
+  ASSERT_EQ(open_as(geteuid(), open("/proc/self/mem", O_RDWR | O_CLOEXEC), &backend), 0);
+  EXPECT_EQ(backend, "process_vm");
+  ASSERT_EQ(open_as(geteuid() + 1, open("/proc/self/mem", O_RDWR | O_CLOEXEC), &backend), 0);
+  EXPECT_EQ(backend, "proc_mem");
+  EXPECT_EQ(open_as(geteuid() + 1, -1, &backend), EPERM);
 }
 
 }  // namespace
