@@ -66,7 +66,12 @@ void WakeForSend(const Context* context, const Qp* qp, uint32_t producer, uint32
   // Latency: the engine thread of this CPU needs no interrupt to another CPU,
   // just our CPU.
   abi::WakeWord* local = ChooseThread(context, count, false);
-  if (Sleeps(*local)) Wake(local);
+  if (Sleeps(*local)) {
+    // A thread that runs on another CPU takes this on its way: waking ours
+    // would only cost this CPU two switches.
+    if (!AllSleep(wake, count)) return;
+    Wake(local);
+  }
   const uint32_t fetched = qp->record->sq_fetched.load(std::memory_order_acquire);
   if (static_cast<int32_t>(fetched - producer) < 0) sched_yield();
 }

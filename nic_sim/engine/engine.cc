@@ -76,7 +76,8 @@ bool Engine::RunPass() {
   RunTimers();
   RunNotifications();
   last_pass_ = now_;
-  return worked || ready_head_ != nullptr;
+  worked_this_pass_ = worked;
+  return ready_head_ != nullptr || HasReceived();
 }
 
 // A starved engine must not look like a lossy network: deadlines move by the
@@ -168,7 +169,7 @@ bool Engine::RunQps() {
     if (ready_head_ == nullptr) ready_tail_ = nullptr;
     qp.in_ready_list = false;
     worked = true;
-    if (qp.Service(now_, kFetchBudget)) ++wqes_this_pass_;
+    wqes_this_pass_ += qp.Service(now_, kFetchBudget);
     Transmit(qp);
     if (qp.wants_error()) MarkReady(qp);
     timers_.Schedule(qp, qp.next_timeout());
@@ -314,11 +315,15 @@ Time Engine::NextDeadline() const {
   return next;
 }
 
-bool Engine::HasWork() {
-  if (ready_head_ != nullptr) return true;
-  for (Nic* nic : nics_) {
+bool Engine::HasReceived() const {
+  for (const Nic* nic : nics_) {
     if (fabric_->has_received(nic->port())) return true;
   }
+  return false;
+}
+
+bool Engine::HasWork() {
+  if (ready_head_ != nullptr || HasReceived()) return true;
   for (DoorbellSource* source : sources_) {
     for (const auto& word : source->page->doorbell_summary) {
       if (word.load(std::memory_order_acquire) != 0) return true;

@@ -101,12 +101,13 @@ class Engine {
   bool ChooseThreads(std::string* error);
   void ThreadMain(uint32_t index);
   void RunUntilIdle();
+  bool HasReceived() const;
   bool HasWork();
   void Sleep(uint32_t index);
   void Wake(uint32_t index);
 
   // --- engine.cc
-  // One pass. True if anything was done or is left to do.
+  // One pass. True if something is left to do (doorbells not looked at again).
   bool RunPass();
   void CheckStarvation();
   bool RunDoorbells();
@@ -152,6 +153,7 @@ class Engine {
   rte_mbuf* spare_ = nullptr;  // allocated before PollTransmit is asked
   bool notification_pending_ = false;
   uint32_t wqes_this_pass_ = 0;
+  bool worked_this_pass_ = false;
   EngineCounters counters_;
 };
 

@@ -168,14 +168,15 @@ void Engine::RunUntilIdle() {
     }
     engine_holds_lock_.store(true, std::memory_order_seq_cst);
     const bool more = RunPass();
-    const bool busy = spinning || wqes_this_pass_ > 1;
     const Time now = now_;
+    // A single message is answered by sleeping at once, so that the application
+    // on this CPU can go on; a stream of them by looking for more.
+    if (worked_this_pass_ && (spinning || wqes_this_pass_ > 1)) {
+      spin_until = now + (spinning ? kLongSpin : kShortSpin);
+    }
     engine_holds_lock_.store(false, std::memory_order_seq_cst);
     lock_.unlock();
-    if (more) {
-      if (busy) spin_until = now + (spinning ? kLongSpin : kShortSpin);
-      continue;
-    }
+    if (more) continue;
     if (now >= spin_until) return;
     __builtin_ia32_pause();
   }

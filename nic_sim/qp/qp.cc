@@ -289,7 +289,7 @@ void Qp::DrainOutputs(Time now) {
   }
 }
 
-bool Qp::Service(Time now, uint32_t budget) {
+uint32_t Qp::Service(Time now, uint32_t budget) {
   DrainOutputs(now);
   uint32_t fetched = 0;
   if (sends()) {
@@ -308,7 +308,7 @@ bool Qp::Service(Time now, uint32_t budget) {
       config_.sink->OnQpEvent(*this, AsyncEventType::kSqDrained);
     }
   }
-  return fetched != 0;
+  return fetched;
 }
 
 bool Qp::PollTransmit(Time now, transport::TxPacket* packet, bool* response) {

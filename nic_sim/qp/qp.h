@@ -74,8 +74,8 @@ class Qp {
   DropReason HandlePacket(const transport::PacketView& packet, transport::Time now);
   void HandleTimeout(transport::Time now);
   // Moves completions and events out and, if the QP failed, to error. Fetches
-  // up to `budget` WQEs. True if WQEs were taken.
-  bool Service(transport::Time now, uint32_t budget);
+  // up to `budget` WQEs; gives their number.
+  uint32_t Service(transport::Time now, uint32_t budget);
   // Next packet to send. `response` tells whose it is.
   bool PollTransmit(transport::Time now, transport::TxPacket* packet, bool* response);
   void HandleFetchFailed(transport::Psn psn, bool response, transport::MemoryStatus why,
