@@ -428,6 +428,10 @@ int Server::Impl::OpenContext(Connection* c, const abi::Hello& hello, std::vecto
   UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
   fcntl(write_end.get(), F_SETFL, O_WRONLY | O_NONBLOCK);
+  // The client opens it again to take out what it will not read: it must own it.
+  if (c->peer.uid != geteuid() && fchown(write_end.get(), c->peer.uid, c->peer.gid) != 0) {
+    spdlog::debug("fchown of an event pipe: {}", std::strerror(errno));
+  }
   UniqueFd notice_end(fcntl(write_end.get(), F_DUPFD_CLOEXEC, 3));
   c->pidfd = PidfdOf(c->socket.get(), c->peer.pid);
   if (!c->pidfd.valid() && errno == ESRCH) return ESRCH;
