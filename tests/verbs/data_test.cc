@@ -548,8 +548,11 @@ TEST(Processes, TrafficBetweenSeveralProcessesIsExact) {
                               std::to_string(traffic.rounds)}));
     const auto address = peer.process->WaitForLine("address ", Milliseconds(10000));
     ASSERT_TRUE(address) << peer.process->Output();
-    peer.end->Connect(PeerAddress::Parse(*address));
+    // Ready before the first packet can come: Prepare also clears the memory.
+    ASSERT_EQ(peer.end->ToInit(), 0);
     peer.responder->Prepare();
+    ASSERT_EQ(peer.end->ToRtr(PeerAddress::Parse(*address)), 0);
+    ASSERT_EQ(peer.end->ToRts(), 0);
     peer.thread = std::jthread([&peer] {
       try {
         peer.responder->Run();

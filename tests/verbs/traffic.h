@@ -37,7 +37,8 @@ class TrafficResponder {
  public:
   TrafficResponder(RcEnd& end, const TrafficOptions& options);
   RemoteMemory remote() const { return {memory_.address(), memory_.rkey()}; }
-  // Posts the receives of the first round; call before the requester starts.
+  // Posts the receives of the first round and clears the memory; call before the first packet can
+  // come.
   void Prepare();
   // All rounds. Throws with a description at the first difference.
   void Run();
