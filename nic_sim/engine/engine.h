@@ -130,7 +130,7 @@ class Engine {
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> engine_holds_lock_{false};
-  std::atomic<int> start_state_{0};  // 0 starting, 1 running, -1 failed
+  std::atomic<int> start_state_{0};  // threads that run; -1: one failed to start
   std::string start_error_;
 
   ShardLock lock_;

@@ -2,6 +2,7 @@
 //
 // Engine threads: start, run, sleep and wake. The protocol that loses no
 // wake-up is described at abi::WakePage.
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "nic_sim/engine/engine.h"
 #include "nic_sim/env/dpdk_env.h"
@@ -49,6 +51,37 @@ void FutexWake(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
+// Lets a woken engine thread run before the application that woke it and that
+// only spins or polls meanwhile. Each part is optional; only the slice needs no
+// rights. Measured on two CPUs, Linux 6.18: one way of 64 bytes 20 µs without
+// all this, 12 to 15 µs with it (SCHED_FIFO: 10 to 14 µs).
+void PreferThisThread() {
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
+  // With autogroups nice counts only within a session; the daemon's own session
+  // (not that of a terminal, in the foreground) gets a nice value, too.
+  if (getsid(0) == getppid()) {
+    const int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0 && write(fd, "-20", 3) < 0) errno = 0;  // not permitted: without
+    if (fd >= 0) close(fd);
+  }
+  // A short slice lets it preempt on wake-up (EEVDF, Linux 6.12). glibc has no
+  // wrapper; layout of struct sched_attr, first version.
+  struct {
+    uint32_t size = 48;
+    uint32_t policy = SCHED_OTHER;
+    uint64_t flags = 0;
+    int32_t nice = 0;
+    uint32_t priority = 0;
+    uint64_t runtime_ns = 100'000;
+    uint64_t deadline = 0;
+    uint64_t period = 0;
+  } attributes;
+  static_assert(sizeof attributes == 48);
+  attributes.nice = getpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)));
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+  prctl(PR_SET_TIMERSLACK, 1000);  // timers and pauses to the microsecond
+}
+
 }  // namespace
 
 Engine::Engine(const DeviceOptions& options) : options_(options) {}
@@ -59,15 +92,15 @@ std::unique_ptr<Engine> Engine::Start(const DeviceOptions& options, std::string*
   // The first thread initialises EAL, which belongs to that thread; the others
   // start when that is done.
   engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), 0);
-  engine->start_state_.wait(0);
-  if (engine->start_state_.load() < 0) {
-    *error = engine->start_error_;
-    return nullptr;
-  }
-  for (uint32_t i = 1; i < engine->cpus_.size(); ++i) {
+  for (uint32_t i = 1;; ++i) {
+    engine->start_state_.wait(static_cast<int>(i) - 1);
+    if (engine->start_state_.load() < 0) {
+      *error = engine->start_error_;
+      return nullptr;
+    }
+    if (i == engine->cpus_.size()) return engine;
     engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), i);
   }
-  return engine;
 }
 
 Engine::~Engine() {
@@ -128,24 +161,23 @@ bool Engine::Initialise(std::string* error) {
 void Engine::ThreadMain(uint32_t index) {
   const std::string name = "verbena-eng-" + std::to_string(index);
   pthread_setname_np(pthread_self(), name.c_str());
+  bool good = true;
   if (index == 0) {
-    const bool good = Initialise(&start_error_);
-    start_state_.store(good ? 1 : -1);
-    start_state_.notify_all();
-    if (!good) return;
+    good = Initialise(&start_error_);
   } else if (!RegisterDpdkThread()) {
-    return;  // the other threads do its work
+    good = false;
+    start_error_ = "DPDK takes no engine thread more";
   }
+  start_state_.store(good ? static_cast<int>(index) + 1 : -1);
+  start_state_.notify_all();
+  if (!good) return;
   if (cpus_[index] >= 0) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus_[index], &set);
     sched_setaffinity(0, sizeof set, &set);
   }
-  // Where permitted: a woken engine thread preempts the application that waits
-  // for it. Nothing depends on it.
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
-  prctl(PR_SET_TIMERSLACK, 1000);  // timers and pauses to the microsecond
+  PreferThisThread();
 
   while (!stop_.load(std::memory_order_relaxed)) {
     RunUntilIdle();

@@ -40,25 +40,30 @@ class UserDaemon(Daemon):
                        environment=merged, **options)
 
 
+def stage():
+    """A tree that other users can run, from bazel-bin or a staged tree."""
+    tree = tempfile.mkdtemp(prefix="vstage.", dir="/tmp")
+    os.chmod(tree, 0o755)
+    base = os.path.dirname(os.path.dirname(os.path.realpath(verbena_testing.verbena_command())))
+    for part, folder in (("tools/verbena", "bin"), ("nic_sim/verbenad", "bin"),
+                         ("provider/libverbena-rdmav34.so", "lib"),
+                         ("provider/libverbena-preload.so", "lib")):
+        os.makedirs(os.path.join(tree, folder), exist_ok=True)
+        source = os.path.join(base, part)
+        if not os.path.exists(source):
+            source = os.path.join(base, folder, os.path.basename(part))
+        os.chmod(shutil.copy(source, os.path.join(tree, folder)), 0o755)
+    for folder in ("bin", "lib"):
+        os.chmod(os.path.join(tree, folder), 0o755)
+    return tree
+
+
 @unittest.skipIf(os.geteuid() != 0, "needs root to become another user")
 class PlainUser(AppTestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.tree = tempfile.mkdtemp(prefix="vstage.", dir="/tmp")
-        os.chmod(cls.tree, 0o755)
-        # bazel-bin or a staged tree.
-        base = os.path.dirname(os.path.dirname(os.path.realpath(verbena_testing.verbena_command())))
-        for part, folder in (("tools/verbena", "bin"), ("nic_sim/verbenad", "bin"),
-                             ("provider/libverbena-rdmav34.so", "lib"),
-                             ("provider/libverbena-preload.so", "lib")):
-            os.makedirs(os.path.join(cls.tree, folder), exist_ok=True)
-            source = os.path.join(base, part)
-            if not os.path.exists(source):
-                source = os.path.join(base, folder, os.path.basename(part))
-            os.chmod(shutil.copy(source, os.path.join(cls.tree, folder)), 0o755)
-        for folder in ("bin", "lib"):
-            os.chmod(os.path.join(cls.tree, folder), 0o755)
+        cls.tree = stage()
         cls.daemon = UserDaemon(cls.tree)
 
     @classmethod
@@ -104,6 +109,51 @@ class PlainUser(AppTestCase):
         text = program.describe()
         program.close()
         self.assertIsNotNone(status, text)  # No hang; the loader drops LD_PRELOAD for such files.
+
+
+class SystemDaemon(Daemon):
+    """A system-wide daemon of root whose programs run as nobody."""
+
+    def __init__(self, tree):
+        super().__init__(verbena=os.path.join(tree, "bin/verbena"), start=False)
+        self.environment.update(VERBENA_NAME=f"test{os.getpid()}", HOME="/nonexistent")
+        status, output = self.command("up", "--system", "--nics", 2, limit=60)
+        if status != 0:
+            raise AssertionError(f"verbena up --system: {status}\n{output}")
+
+    def program(self, *argv, limit=60.0, environment=None, **options):
+        merged = dict(self.environment)
+        merged.update(environment or {})
+        become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        return Program([*become, self.verbena, "run", "--", *argv], limit, environment=merged,
+                       **options)
+
+    def close(self):
+        self.command("down", "--system")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@unittest.skipIf(os.geteuid() != 0, "needs root to start a system-wide daemon")
+class PlainUserOfASystemDaemon(AppTestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.tree = stage()
+        cls.daemon = SystemDaemon(cls.tree)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemon.close()
+        shutil.rmtree(cls.tree, ignore_errors=True)
+
+    def test_programs_end_although_they_leave_events_unread(self):
+        port = free_port()
+        common = ["ib_write_bw", "-F", "-x", 1, "-p", port, "-n", 200]
+        self.pair([*common, "-d", "verbena0"], [*common, "-d", "verbena1", ADDRESS], port)
+        port = free_port()
+        options = ["-g", 1, "-p", port, "-c", "-n", 100, "-e"]
+        self.pair(["ibv_rc_pingpong", "-d", "verbena0", *options],
+                  ["ibv_rc_pingpong", "-d", "verbena1", *options, ADDRESS], port)
 
 
 @unittest.skipIf(os.geteuid() != 0, "needs root")
