@@ -117,6 +117,9 @@ bool InitDpdk(const DpdkOptions& options, std::string* error) {
   argv.push_back(nullptr);
   if (rte_eal_init(static_cast<int>(args.size()), argv.data()) < 0) {
     *error = std::string("DPDK does not start: ") + rte_strerror(rte_errno);
+    if (access("/sys/devices/system/cpu/cpu0", F_OK) != 0) {
+      *error += " (it looks for CPUs in /sys, which is not mounted here)";
+    }
     if (options.hugepages) *error += " (are hugepages reserved and may this user use them?)";
     return false;
   }
