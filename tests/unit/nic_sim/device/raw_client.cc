@@ -17,7 +17,13 @@ namespace verbena::testing {
 
 namespace {
 constexpr uint64_t kGuardMagic = 0x1122334455667788;
+
+void WriteSges(std::byte* to, const std::vector<abi::Sge>& sges) {
+  for (size_t i = 0; i < sges.size(); ++i) {
+    std::memcpy(to + i * sizeof(abi::Sge), &sges[i], sizeof(abi::Sge));
+  }
 }
+}  // namespace
 
 std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict) {
   std::string error;
@@ -162,7 +168,7 @@ void RawClient::WriteSend(Qp& qp, const abi::SendWqe& wqe, const std::vector<abi
   abi::SendWqe with_count = wqe;
   if (wqe.num_sge == 0) with_count.num_sge = static_cast<uint8_t>(sges.size());
   std::memcpy(slot, &with_count, sizeof with_count);
-  std::memcpy(slot + sizeof wqe, sges.data(), sges.size() * sizeof(abi::Sge));
+  WriteSges(slot + sizeof wqe, sges);
 }
 
 void RawClient::WriteRecv(Qp& qp, uint64_t wr_id, const std::vector<abi::Sge>& sges) {
@@ -170,7 +176,7 @@ void RawClient::WriteRecv(Qp& qp, uint64_t wr_id, const std::vector<abi::Sge>& s
   const abi::RecvWqe wqe{
       .wr_id = wr_id, .num_sge = static_cast<uint32_t>(sges.size()), .reserved = 0};
   std::memcpy(slot, &wqe, sizeof wqe);
-  std::memcpy(slot + sizeof wqe, sges.data(), sges.size() * sizeof(abi::Sge));
+  WriteSges(slot + sizeof wqe, sges);
   page_->qp[qp.handle].rq_producer.store(qp.rq_producer);
 }
 
