@@ -35,7 +35,6 @@ class ShardLock {
   bool TryLockForEngine() {
     return waiters_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock();
   }
-  bool control_waits() const { return waiters_.load(std::memory_order_relaxed) != 0; }
 
  private:
   std::mutex mutex_;

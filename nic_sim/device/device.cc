@@ -108,8 +108,6 @@ const abi::DeviceAttributes& Device::attributes(size_t nic) const {
   return state_->nics[nic]->attributes();
 }
 
-abi::QueryPortReply Device::query_port(size_t) const { return MakePortAttributes(); }
-
 NicInfo Device::nic_info(size_t index) const {
   const Nic& nic = *state_->nics[index];
   return {.device = nic.config().device,

@@ -51,7 +51,6 @@ class Device {
   size_t nic_count() const;
   NicInfo nic_info(size_t index) const;
   const abi::DeviceAttributes& attributes(size_t nic) const;
-  abi::QueryPortReply query_port(size_t nic) const;  // header not filled
   abi::EngineMode mode() const;
   uint32_t thread_count() const;
 

@@ -83,8 +83,7 @@ bool Engine::RunPass() {
 // A starved engine must not look like a lossy network: deadlines move by the
 // time that the engine did not get.
 void Engine::CheckStarvation() {
-  const Time expected = std::min(planned_wake_, Time::Never());
-  const Time reference = expected.IsNever() ? last_pass_ : std::max(expected, last_pass_);
+  const Time reference = planned_wake_.IsNever() ? last_pass_ : std::max(planned_wake_, last_pass_);
   const bool asleep_without_deadline = planned_wake_.IsNever() && timers_.next().IsNever();
   if (!asleep_without_deadline && last_pass_ != Time() && now_ - reference > kStarved) {
     const Duration gap = now_ - reference;

@@ -60,7 +60,6 @@ class CompletionQueue {
   uint32_t producer() const { return producer_; }
   uint64_t user_handle() const { return user_handle_; }
   bool in_error() const { return in_error_; }
-  const EventChannel* channel() const { return channel_.get(); }
 
   uint32_t qp_references = 0;
   uint32_t comp_events = 0;    // written to the channel
