@@ -179,10 +179,10 @@ class ProcMem final : public AddressSpace {
   ~ProcMem() override { close(fd_); }
 
   size_t Read(std::span<const iovec> local, std::span<const iovec> remote) override {
-    return Transfer(preadv, local, remote);
+    return Transfer(preadv, kReading, local, remote);
   }
   size_t Write(std::span<const iovec> local, std::span<const iovec> remote) override {
-    return Transfer(pwritev, local, remote);
+    return Transfer(pwritev, kWriting, local, remote);
   }
   Backend backend() const override { return Backend::kProcMem; }
 
@@ -201,20 +201,43 @@ class ProcMem final : public AddressSpace {
  private:
   using Call = ssize_t (*)(int, const iovec*, int, off_t);
 
-  // The kernel copies through a page of its own, from its start. A destination a
-  // few bytes behind the start of a page makes that copy slow and lets it tear
-  // words (dma_queue.cc says why): it ends where the distance is good. The words
-  // at 8 to 31 of a page stay exposed if a piece starts in there.
+  enum Direction { kReading, kWriting };
+
+  // The kernel copies through a page of its own, each local piece anew from the
+  // start of that page. A destination a few bytes behind the start of a page
+  // makes that copy slow and lets it tear words (dma_queue.cc says why). So a
+  // step that starts there ends where the distance is good: the words in the
+  // first 64 bytes of the page stay exposed.
   static constexpr uint64_t kBadPageOffsets = 64;
-  static size_t LargestStep(const Cursor& remote) {
-    const auto address =
-        reinterpret_cast<uintptr_t>(remote.list[remote.index].iov_base) + remote.offset;
+  static bool IsBadStart(uint64_t address) {
     const uint64_t offset = address % 4096;
-    const bool bad = offset > 0 && offset < kBadPageOffsets;
-    return std::min({remote.rest(), kMaxCallBytes, bad ? kBadPageOffsets - offset : SIZE_MAX});
+    return offset > 0 && offset < kBadPageOffsets;
+  }
+  static size_t LargestStep(uint64_t address, size_t rest) {
+    const size_t limit = IsBadStart(address) ? kBadPageOffsets - address % 4096 : kMaxCallBytes;
+    return std::min(rest, limit);
+  }
+  // Whether a piece behind the first would start at such a place.
+  bool HasBadStart(uint64_t address, size_t count) const {
+    for (size_t i = 0; i + 1 < count; ++i) {
+      address += local_[i].iov_len;
+      if (IsBadStart(address)) return true;
+    }
+    return false;
+  }
+  // Makes one piece of the first `count`, as far as it fits; the rest takes
+  // another round.
+  void Stage(size_t count) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const size_t step = std::min(local_[i].iov_len, kStagingBytes - bytes);
+      std::memcpy(staging_.get() + bytes, local_[i].iov_base, step);
+      bytes += step;
+    }
+    local_[0] = {staging_.get(), bytes};
   }
 
-  size_t Transfer(Call call, std::span<const iovec> local_list,
+  size_t Transfer(Call call, Direction direction, std::span<const iovec> local_list,
                   std::span<const iovec> remote_list) {
     Cursor local{local_list};
     Cursor remote{remote_list};
@@ -229,14 +252,18 @@ class ProcMem final : public AddressSpace {
       Cursor ahead = local;
       CallList part{local_, kMaxIovecs};
       size_t bytes = 0;
-      const size_t wanted = LargestStep(remote);
+      const auto address = reinterpret_cast<uintptr_t>(remote.list[piece].iov_base) + remote.offset;
+      const size_t wanted = LargestStep(address, remote.rest());
       while (bytes < wanted && ahead.Settle() && part.CanTake(ahead)) {
         const size_t step = std::min(wanted - bytes, ahead.rest());
         part.Take(ahead, step);
         bytes += step;
       }
       if (bytes == 0) return piece;
-      const auto address = reinterpret_cast<uintptr_t>(remote.list[piece].iov_base) + remote.offset;
+      if (direction == kWriting && HasBadStart(address, part.count)) {
+        Stage(part.count);
+        part.count = 1;
+      }
       ++system_calls_;
       const ssize_t got =
           call(fd_, local_, static_cast<int>(part.count), static_cast<off_t>(address));
@@ -249,10 +276,13 @@ class ProcMem final : public AddressSpace {
     return remote_list.size();
   }
 
+  static constexpr size_t kStagingBytes = 64 * 1024;
+
   const int fd_;
   const uint64_t guard_address_;
   const uint64_t guard_magic_;
   iovec local_[kMaxIovecs];
+  std::unique_ptr<std::byte[]> staging_ = std::make_unique<std::byte[]>(kStagingBytes);
 };
 
 int YamaScope() {

@@ -18,7 +18,8 @@
 //   but none before an earlier `last`.
 // - An aligned 8-byte word that lies wholly in one watched placement is never
 //   torn. One that two packets share (a message at an unaligned address) can be,
-//   and with /proc/PID/mem one at 8 to 31 of a page (address_space.cc says why).
+//   and with /proc/PID/mem one at 8 to 63 of a page in which a message or its
+//   end starts (address_space.cc says why).
 // - Different owners have no order among each other.
 //
 // Thread: the engine, under the shard's lock.
