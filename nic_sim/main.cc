@@ -25,6 +25,7 @@
 #include "nic_sim/engine_process.h"
 #include "nic_sim/runtime/run_folder.h"
 #include "nic_sim/runtime/self_clean.h"
+#include "nic_sim/runtime/service_notify.h"
 #include "nic_sim/supervisor/instance_guard.h"
 #include "nic_sim/supervisor/options.h"
 #include "nic_sim/supervisor/supervisor.h"
@@ -93,6 +94,8 @@ void ExecuteEngine(const DaemonOptions& options, int guard_fd, UniqueFd link) {
 
 // The process that is the daemon to others. `report_fd` as for Report().
 int SupervisorMain(const DaemonOptions& options, const InstancePaths& paths, int report_fd) {
+  // In the background a service manager would not take this process for the service's.
+  const ServiceNotify service;
   SetUpProcess(options, "supervisor");
   InstanceGuard guard;
   if (std::string problem = guard.Take(paths.pid, options.name); !problem.empty()) {
@@ -110,7 +113,12 @@ int SupervisorMain(const DaemonOptions& options, const InstancePaths& paths, int
   supervisor.run_engine = [&](UniqueFd link) {
     ExecuteEngine(options, guard.fd(), std::move(link));
   };
-  supervisor.report = [&](const std::string& error) { Report(report_fd, error); };
+  supervisor.report = [&](const std::string& error) {
+    Report(report_fd, error);
+    service.Send(error.empty() ? fmt::format("READY=1\nSTATUS=Serving at {}", paths.socket)
+                               : "STATUS=" + error.substr(0, error.find('\n')));
+  };
+  supervisor.stopping = [&] { service.Send("STOPPING=1"); };
   return RunSupervisor(std::move(supervisor));
 }
 

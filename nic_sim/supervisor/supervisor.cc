@@ -126,6 +126,7 @@ class Supervisor {
   void Stop() {
     if (std::exchange(stopping_, true)) return;
     spdlog::info("ending");
+    if (options_.stopping) options_.stopping();
     kill_at_ = Clock::now() + std::chrono::seconds(options_.stop_seconds);
     LinkMessage message;
     message.kind = LinkKind::kStop;

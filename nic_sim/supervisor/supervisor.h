@@ -20,6 +20,8 @@ struct SupervisorOptions {
   std::function<void(UniqueFd link)> run_engine;
   // Called once: with "" when the engine is ready, else with the reason that it is not.
   std::function<void(const std::string& error)> report;
+  // Called once when the end was asked for, may be empty.
+  std::function<void()> stopping;
   int stop_seconds = 10;  // then an engine that was asked to end is killed
 };
 

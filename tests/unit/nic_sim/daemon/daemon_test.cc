@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using verbena::testing::Finished;
 using verbena::testing::Process;
 using verbena::testing::ProcessOptions;
@@ -243,6 +246,40 @@ TEST_F(DaemonTest, ForegroundStaysAndGivesTheStatusOfItsEnd) {
   kill(EnginePid("f"), SIGKILL);
   EXPECT_EQ(killed.Wait(), 1);
   EXPECT_THAT(killed.Output(), HasSubstr("signal 9"));
+}
+
+// As systemd does with Type=notify: a datagram socket, by path or by abstract name.
+TEST_F(DaemonTest, AServiceManagerHearsWhenItIsReadyAndWhenItEnds) {
+  const std::string path = folder_ + "/notify";
+  for (const std::string& name : {path, "@verbena-test-" + std::to_string(getpid())}) {
+    UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path, sizeof(address.sun_path));
+    if (name[0] == '@') address.sun_path[0] = '\0';
+    ASSERT_EQ(bind(socket.get(), reinterpret_cast<sockaddr*>(&address),
+                   static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())),
+              0);
+    const auto next = [&] {
+      char text[512];
+      pollfd descriptor = {socket.get(), POLLIN, 0};
+      if (poll(&descriptor, 1, 20000) != 1) return std::string("nothing came");
+      const ssize_t length = recv(socket.get(), text, sizeof(text), 0);
+      return std::string(text, length > 0 ? static_cast<size_t>(length) : 0);
+    };
+    ProcessOptions options = Options({"--name", "n", "--foreground"});
+    options.environment["NOTIFY_SOCKET"] = name;
+    Process daemon(options);
+    EXPECT_THAT(next(), StartsWith("READY=1\n")) << daemon.Output();
+    EXPECT_TRUE(fs::exists(File("n", "sock")));
+    // Nobody but the process that was started may speak for the service.
+    const std::string environment =
+        ReadFile("/proc/" + std::to_string(EnginePid("n")) + "/environ");
+    EXPECT_EQ(environment.find("NOTIFY_SOCKET"), std::string::npos);
+    daemon.Signal(SIGTERM);
+    EXPECT_EQ(next(), "STOPPING=1");
+    EXPECT_EQ(daemon.Wait(), 0);
+  }
 }
 
 TEST_F(DaemonTest, TheReadyPipeGetsOneLineAndIsClosed) {
