@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of stock RC programs, server and client, with options that vary from round to round, and
+what their output must look like when all went well."""
+
+import random
+import re
+import threading
+import time
+
+from verbena_testing import ADDRESS, listening
+
+PERFTEST = ("ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw",
+            "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat")
+PINGPONG = "ibv_rc_pingpong"
+PROGRAMS = (PINGPONG,) + PERFTEST
+
+NICS = (("verbena0", "verbena1"), ("verbena0", "verbena0"))
+_RESULT = {
+    "pingpong": re.compile(r"\d+ iters in [0-9.]+ seconds"),
+    "bw": re.compile(r"^ *\d+\s+\d+\s+([0-9.]+|inf)\s+([0-9.]+|inf)\s+([0-9.]+|inf)", re.M),
+    "lat": re.compile(r"^ *\d+\s+\d+\s+[0-9.]+\s+[0-9.]+", re.M),
+}
+_WRONG = re.compile(r"(?i)invalid data|completion with error|syndrom|failed status|poll cq failed")
+ADDRESS_IN_USE = re.compile(r"(?i)address already in use|couldn't listen|unable to bind")
+
+_port_lock = threading.Lock()
+_next_port = random.randint(20000, 31000)
+
+
+def next_port():
+    """A TCP port that nobody listens on; different ones for a long time."""
+    global _next_port
+    with _port_lock:
+        while True:
+            _next_port = 20000 + (_next_port + 1 - 20000) % 12000
+            if not listening(_next_port):
+                return _next_port
+
+
+def commands(program, rng, large=1.0):
+    """(server's argv, client's argv, port): one variation. large: factor on the amount of data."""
+    port = next_port()
+    nics = rng.choice(NICS)
+    mtu = rng.choice((256, 512, 1024, 2048, 4096))
+    if program == PINGPONG:
+        size = rng.choice((1, 2, 63, 64, 1000, 4096, 4097, 65536, 1 << 20))
+        count = max(4, int(large * (100 if size <= 4097 else 30 if size <= 65536 else 6)))
+        options = ["-g", rng.choice((0, 1)), "-s", size, "-n", count, "-m", mtu, "-c",
+                   "-r", rng.choice((2, 16, 500))]
+        if rng.random() < 0.5:
+            options.append("-e")
+    else:
+        size = rng.choice((2, 64, 1024, 4095, 65536))
+        options = ["-F", "-x", rng.choice((0, 1)), "-m", mtu]
+        if "atomic" in program:
+            options += ["-A", rng.choice(("FETCH_AND_ADD", "CMP_AND_SWAP"))]
+        else:
+            options += ["-s", size]
+        options += ["-n", max(10, int(large * rng.choice((20, 100, 300))))]
+        if program.endswith("_bw"):
+            options += ["-q", rng.choice((1, 1, 2, 16))]
+            if rng.random() < 0.4:
+                options.append("-b")
+        if "write" not in program and rng.random() < 0.4:
+            options.append("-e")
+    options += ["-p", port]
+    return ([program, "-d", nics[0], *options], [program, "-d", nics[1], *options, ADDRESS], port)
+
+
+def problem(program, output):
+    """Why this output is not that of a good run, or None."""
+    kind = "pingpong" if program == PINGPONG else program.rsplit("_", 1)[1]
+    wrong = _WRONG.search(output)
+    if wrong:
+        return f"prints '{wrong.group(0)}'"
+    if not _RESULT[kind].search(output):
+        return "prints no result"
+    return None
+
+
+class Pair:
+    """Server and client of one variation, started over `daemon`."""
+
+    def __init__(self, daemon, program, rng, limit, large=1.0):
+        self.program = program
+        self.limit = limit
+        self.start = time.monotonic()
+        server, self._client_argv, self.port = commands(program, rng, large)
+        self._daemon = daemon
+        # The programs' own limits only bound what happens when this process fails.
+        self.programs = [daemon.program(*server, limit=limit + 120)]
+
+    def start_client(self):
+        self.programs.append(self._daemon.program(*self._client_argv, limit=self.limit + 120))
+
+    def step(self):
+        """Starts the client when the server listens. True once all is over."""
+        if len(self.programs) == 1:
+            if listening(self.port):
+                self.start_client()
+            return not self.programs[0].running()
+        return not any(program.running() for program in self.programs)
+
+    def late(self):
+        return time.monotonic() - self.start > self.limit
+
+    def wait(self):
+        """True when both have ended by themselves within the limit."""
+        while not self.step():
+            if self.late():
+                return False
+            time.sleep(0.01)
+        return True
+
+    def problems(self, check_output=True):
+        """Sentences about what went wrong; call it after the end of both."""
+        found = []
+        if len(self.programs) == 1:
+            found.append("the server ended before it listened")
+        for program in self.programs:
+            status = program.wait()
+            if status != 0:
+                found.append(f"{program.argv[4]} ends with status {status}")
+        # perftest's bandwidth servers print results of their own only with -b.
+        if check_output and not found:
+            why = problem(self.program, self.programs[-1].output)
+            if why:
+                found.append(f"the client {why}")
+            if self.program == PINGPONG and problem(self.program, self.programs[0].output):
+                found.append(f"the server {problem(self.program, self.programs[0].output)}")
+        return found
+
+    def port_was_taken(self):
+        return any(ADDRESS_IN_USE.search(program.output) for program in self.programs)
+
+    def describe(self):
+        return "\n".join(program.describe() for program in self.programs)
+
+    def close(self):
+        for program in self.programs:
+            program.close()
