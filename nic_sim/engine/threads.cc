@@ -89,6 +89,9 @@ Engine::Engine(const DeviceOptions& options) : options_(options) {}
 std::unique_ptr<Engine> Engine::Start(const DeviceOptions& options, std::string* error) {
   std::unique_ptr<Engine> engine(new Engine(options));
   if (!engine->ChooseThreads(error)) return nullptr;
+  if (options.mode == DeviceOptions::Mode::kManual) {
+    return engine->Initialise(error) ? std::move(engine) : nullptr;
+  }
   // The first thread initialises EAL, which belongs to that thread; the others
   // start when that is done.
   engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), 0);
@@ -123,6 +126,7 @@ bool Engine::ChooseThreads(std::string* error) {
                     (options_.mode == Mode::kAuto && allowed.size() >= kCpusForSpinning);
   mode_ = spin ? abi::kEngineSpinning : abi::kEngineThreadPerCpu;
   size_t count = spin ? 1 : std::max<size_t>(allowed.size(), 1);
+  if (options_.mode == Mode::kManual) count = 1;  // as applications see it
   if (options_.engine_threads != 0) count = options_.engine_threads;
   count = std::min<size_t>(count, abi::kMaxEngineThreads);
   for (size_t i = 0; i < count; ++i) {
@@ -155,6 +159,7 @@ bool Engine::Initialise(std::string* error) {
   if (pool_ == nullptr) return false;
   fabric_ = std::make_unique<Fabric>(options_.strict);
   dma_ = std::make_unique<DmaQueue>();
+  dma_->RequireClaims();
   return true;
 }
 

@@ -72,6 +72,7 @@ struct Placement {
   uint16_t last_piece;
   Kind kind;
   Status status;
+  [[no_unique_address]] DmaClaim claim;
 };
 
 struct AtomicEntry {
@@ -200,6 +201,7 @@ struct FetchEntry {
   uint16_t piece;
   bool failed;
   const std::byte* bounced;  // where in scratch it was read to, or nullptr
+  [[no_unique_address]] DmaClaim claim;
 };
 
 // The lists of one call and what they are made of.
@@ -265,6 +267,7 @@ struct DmaQueue::State {
   }
 
   const uint32_t capacity;
+  bool claims_required = false;
   Counters counters;
   CallLists call;
 
@@ -278,7 +281,7 @@ struct DmaQueue::State {
   Placement& Append(AddressSpace* space, DmaOwner* owner);
   void Run(Batch& batch);
   void RunChain(Batch& batch, const Chain& chain);
-  uint32_t BuildCall(Batch& batch, uint32_t cursor, uint32_t unmerged_until);
+  uint32_t BuildCall(Batch& batch, const Chain& chain, uint32_t cursor, uint32_t unmerged_until);
   void AddPlacement(Placement& entry, bool may_merge);
   uint32_t RunAtomics(Batch& batch, AddressSpace* space, uint32_t cursor);
   void Fail(Batch& batch, Placement& entry);
@@ -294,7 +297,7 @@ struct DmaQueue::State {
 
   void RunFetches();
   void RunFetchChain(const Chain& chain);
-  uint32_t BuildFetchCall(uint32_t cursor, uint32_t single_until);
+  uint32_t BuildFetchCall(const Chain& chain, uint32_t cursor, uint32_t single_until);
   bool AddToSpan(FetchEntry& entry, bool may_merge);
   void PlaceSpan(const iovec& span);
   void Deliver(FetchEntry& entry);
@@ -305,6 +308,14 @@ struct DmaQueue::State {
   // For each remote piece of a fetch: where its span lies in scratch, or nullptr.
   std::byte* span_scratch[kMaxPieces];
   std::byte* span_base = nullptr;  // of the last piece, if it is a span
+
+  // Of each entry, when the lists of a call are made.
+  void CheckRight(const DmaClaim& claim, const AddressSpace* space, uint64_t address,
+                  uint64_t length) const {
+    if constexpr (kCheckDma) {
+      if (claims_required || HasClaim(claim)) CheckClaim(claim, space, address, length);
+    }
+  }
 
   size_t Copy(AddressSpace* space, bool write) {
     const auto start = std::chrono::steady_clock::now();
@@ -375,7 +386,7 @@ void DmaQueue::State::RunChain(Batch& batch, const Chain& chain) {
       cursor = RunAtomics(batch, chain.space, cursor);
       continue;
     }
-    const uint32_t end = BuildCall(batch, cursor, unmerged_until);
+    const uint32_t end = BuildCall(batch, chain, cursor, unmerged_until);
     const size_t done = call.remote_count == 0 ? 0 : Copy(chain.space, /*write=*/true);
     uint32_t i = cursor;
     for (; i != end; i = entries[i].next) {
@@ -406,7 +417,8 @@ void DmaQueue::State::RunChain(Batch& batch, const Chain& chain) {
 }
 
 // Fills `call` from `cursor` on; returns the first entry that is not in it.
-uint32_t DmaQueue::State::BuildCall(Batch& batch, uint32_t cursor, uint32_t unmerged_until) {
+uint32_t DmaQueue::State::BuildCall(Batch& batch, const Chain& chain, uint32_t cursor,
+                                    uint32_t unmerged_until) {
   call.Clear();
   open_piece = false;
   while (cursor != kNone) {
@@ -417,7 +429,10 @@ uint32_t DmaQueue::State::BuildCall(Batch& batch, uint32_t cursor, uint32_t unme
           CallLists::WantsScratch(entry.address, entry.from, entry.length)) {
         break;
       }
-      if (entry.length > 0) AddPlacement(entry, cursor > unmerged_until);
+      if (entry.length > 0) {
+        CheckRight(entry.claim, chain.space, entry.address, entry.length);
+        AddPlacement(entry, cursor > unmerged_until);
+      }
     }
     cursor = entry.next;
   }
@@ -480,6 +495,7 @@ uint32_t DmaQueue::State::RunAtomics(Batch& batch, AddressSpace* space, uint32_t
     Placement& entry = batch.entries[end];
     if (batch.IsVoid(entry)) continue;
     if (entry.kind != Placement::Kind::kAtomic) break;
+    CheckRight(entry.claim, space, entry.address, kWord);
     run[count++] = &entry;
   }
 
@@ -603,7 +619,7 @@ void DmaQueue::State::RunFetchChain(const Chain& chain) {
       cursor = entries[cursor].next;
       continue;
     }
-    const uint32_t end = BuildFetchCall(cursor, single_until);
+    const uint32_t end = BuildFetchCall(chain, cursor, single_until);
     const size_t done = Copy(chain.space, /*write=*/false);
     while (cursor != end && entries[cursor].piece < done) {
       Deliver(entries[cursor]);
@@ -625,12 +641,14 @@ void DmaQueue::State::RunFetchChain(const Chain& chain) {
   }
 }
 
-uint32_t DmaQueue::State::BuildFetchCall(uint32_t cursor, uint32_t single_until) {
+uint32_t DmaQueue::State::BuildFetchCall(const Chain& chain, uint32_t cursor,
+                                         uint32_t single_until) {
   call.Clear();
   while (cursor != kNone && call.HasRoom(1)) {
     FetchEntry& entry = fetches[cursor];
     const bool may_merge = cursor > single_until && call.remote_count > 0;
     entry.bounced = nullptr;
+    CheckRight(entry.claim, chain.space, entry.address, entry.length);
     if (!AddToSpan(entry, may_merge)) {
       iovec* last = call.remote_count > 0 ? &call.remote[call.remote_count - 1] : nullptr;
       if (may_merge && span_scratch[call.remote_count - 1] == nullptr &&
@@ -712,6 +730,7 @@ void DmaQueue::Place(const Extent& to, std::span<const std::byte> from, bool las
   entry.from = from.data();
   entry.length = static_cast<uint32_t>(from.size());
   entry.ticket = ticket;
+  entry.claim = to.claim;
   entry.kind = !watched ? Placement::Kind::kUnwatched
                : last   ? Placement::Kind::kLast
                         : Placement::Kind::kWatched;
@@ -727,6 +746,7 @@ void DmaQueue::Atomic(const Extent& at, const AtomicOperation& operation, DmaOwn
   entry.from = nullptr;
   entry.length = batch.atomic_count++;
   entry.ticket = ticket;
+  entry.claim = at.claim;
   entry.kind = Placement::Kind::kAtomic;
   batch.atomics[entry.length] = {operation, 0};
   ++state_->counters.atomics;
@@ -752,7 +772,8 @@ void DmaQueue::Fetch(const Extent& from, std::byte* to, uint32_t length, uint32_
                       .next = kNone,
                       .piece = 0,
                       .failed = false,
-                      .bounced = nullptr};
+                      .bounced = nullptr,
+                      .claim = from.claim};
   s.fetch_chains.Append(chain, s.fetches.get(), index);
   ++s.counters.fetches;
   s.counters.bytes_fetched += length;
@@ -765,6 +786,8 @@ std::span<const uint32_t> DmaQueue::RunFetches() {
   s.reported_tags.swap(s.failed_tags);
   return s.reported_tags;
 }
+
+void DmaQueue::RequireClaims() { state_->claims_required = true; }
 
 void DmaQueue::Forget(DmaOwner* owner) {
   for (Batch& batch : state_->batches) batch.Forget(owner);

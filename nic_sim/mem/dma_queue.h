@@ -81,6 +81,10 @@ class DmaQueue {
     for (uint32_t tag : RunFetches()) failed(tag);
   }
 
+  // From now on the checking builds (dma_claim.h) end the process also at an
+  // extent that comes without a claim.
+  void RequireClaims();
+
   // The owner is going away (QP destroyed): its entries are dropped.
   void Forget(DmaOwner* owner);
 

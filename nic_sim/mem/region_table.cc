@@ -145,7 +145,7 @@ MemoryStatus RegionTable::Translate(uint32_t key, PdId pd, uint64_t address, uin
   if (offset > region->length || length > region->length - offset) {
     return MemoryStatus::kOutOfBounds;
   }
-  *extent = {region->space, region->address + offset};
+  *extent = {region->space, region->address + offset, FullDmaClaim{this, key, pd, access}};
   return MemoryStatus::kOk;
 }
 

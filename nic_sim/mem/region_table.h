@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "nic_sim/mem/address_space.h"
+#include "nic_sim/mem/dma_claim.h"
 #include "transport/memory_port.h"
 
 namespace verbena::nic {
@@ -29,10 +30,12 @@ struct Region {
   uint64_t owner = 0;    // cookie of the context, for listing
 };
 
-// Where a checked range lies.
+// Where a checked range lies, and in builds that check again why it may be
+// touched.
 struct Extent {
   AddressSpace* space = nullptr;
   uint64_t address = 0;
+  [[no_unique_address]] DmaClaim claim{};
 };
 
 class RegionTable {
