@@ -21,6 +21,7 @@
 #include "nic_sim/abi/commands.h"
 #include "nic_sim/device/context.h"
 #include "nic_sim/fabric/fabric.h"
+#include "transport/base/time.h"
 
 namespace verbena::nic {
 
@@ -37,7 +38,8 @@ struct DeviceOptions {
   // Addresses of NIC n, its GIDs from index 1 on (index 0 is link-local), at
   // most 15. None: 127.88.HOST.(n+1).
   std::vector<std::vector<transport::Gid>> addresses;
-  enum class Mode { kAuto, kThreadPerCpu, kSpinning } mode = Mode::kAuto;
+  // kManual: no threads and no clock; passes are made by RunPass (tests).
+  enum class Mode { kAuto, kThreadPerCpu, kSpinning, kManual } mode = Mode::kAuto;
 };
 
 class Device {
@@ -77,6 +79,10 @@ class Device {
   // {"devices": {…}}; `device` empty: all. Unknown device: null.
   nlohmann::json Counters(std::string_view device) const;
   nlohmann::json Dump() const;
+
+  // With Mode::kManual: one pass of the engine at the time `now`, which does not
+  // go back. Takes the lock. True: there is more to do at the same time.
+  bool RunPass(transport::Time now);
 
   // Wakes a sleeping engine, as a doorbell does: after changes of the fabric's
   // rules that may have released packets.

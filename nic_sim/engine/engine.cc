@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 #include "nic_sim/fabric/packet.h"
 #include "transport/wire/packet_view.h"
@@ -58,6 +59,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
 }  // namespace
 
 void Engine::UpdateNow() {
+  if (options_.mode == DeviceOptions::Mode::kManual) return;  // RunPassAt sets it
   timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);
   now_ = Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
@@ -78,6 +80,15 @@ bool Engine::RunPass() {
   last_pass_ = now_;
   worked_this_pass_ = worked;
   return ready_head_ != nullptr || HasReceived();
+}
+
+bool Engine::RunPassAt(Time now) {
+  const std::lock_guard guard(lock_);
+  engine_holds_lock_.store(true, std::memory_order_seq_cst);
+  now_ = last_pass_ = std::max(now_, now);  // time that is skipped is no starvation
+  const bool more = RunPass();
+  engine_holds_lock_.store(false, std::memory_order_seq_cst);
+  return more;
 }
 
 // A starved engine must not look like a lossy network: deadlines move by the

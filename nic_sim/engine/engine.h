@@ -49,6 +49,9 @@ class Engine {
   static std::unique_ptr<Engine> Start(const DeviceOptions& options, std::string* error);
   ~Engine();
 
+  // With DeviceOptions::Mode::kManual; see Device::RunPass.
+  bool RunPassAt(transport::Time now);
+
   ShardLock& lock() { return lock_; }
   abi::EngineMode mode() const { return mode_; }
   uint32_t thread_count() const { return static_cast<uint32_t>(threads_.size()); }
