@@ -187,6 +187,11 @@ int RunDecode(const std::string& path, bool json, bool check, std::ostream& out,
     err << "verbena decode: " << path << ": " << std::strerror(errno) << '\n';
     return kDecodeFileError;
   }
+  return DecodeStream(file, path, json, check, out, err);
+}
+
+int DecodeStream(std::istream& file, const std::string& path, bool json, bool check,
+                 std::ostream& out, std::ostream& err) {
   auto reader = CaptureReader::Open(file);
   if (!reader.ok()) {
     err << "verbena decode: " << path << ": " << ToString(reader.error()) << '\n';

@@ -10,6 +10,7 @@
 // short is decoded as far as it goes and not checked.
 #pragma once
 
+#include <istream>
 #include <ostream>
 #include <string>
 
@@ -21,5 +22,9 @@ inline constexpr int kDecodeFileError = 2;  // cannot be opened, or damaged
 
 // Returns the exit status.
 int RunDecode(const std::string& path, bool json, bool check, std::ostream& out, std::ostream& err);
+
+// The same of an open file; `path` is for messages.
+int DecodeStream(std::istream& file, const std::string& path, bool json, bool check,
+                 std::ostream& out, std::ostream& err);
 
 }  // namespace verbena::tools

@@ -11,7 +11,7 @@
 
 #include "transport/memory_port.h"
 #include "transport/psn.h"
-#include "transport/base/ring.h"
+#include "transport/rc/ring.h"
 
 namespace verbena::transport {
 
