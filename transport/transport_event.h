@@ -32,6 +32,8 @@ struct TxPacket {
   uint64_t compare = 0;         // AtomicETH
   uint64_t original = 0;        // AtomicAckETH
   uint32_t imm_or_inv = 0;      // ImmDt: the 4 wire bytes; IETH: rkey value
+  Qpn dest_qpn;                 // UD; elsewhere the QP has it
+  Qkey qkey;                    // DETH
   uint8_t syndrome = 0;         // AETH
   Msn msn;                      // AETH
 
@@ -48,6 +50,10 @@ struct TxPacket {
   TxPacket() {}  // NOLINT: leaves `segments` as it is, on purpose
 };
 
+// Of a received datagram; numbers as a RoCE wc's `sl` has them in its low bits
+// (RoCEv2 over IPv6: 1, over IPv4: 2).
+enum class NetworkHeader : uint8_t { kNone = 0, kIpv6 = 1, kIpv4 = 2 };
+
 // Becomes one CQE.
 struct Completion {
   uint64_t wr_id = 0;
@@ -61,6 +67,9 @@ struct Completion {
   uint32_t imm_or_inv = 0;  // immediate: wire bytes; invalidate: rkey value
   uint32_t byte_len = 0;
   uint32_t vendor_err = 0;
+  // UD receives: who sent it and what the first 40 bytes of the buffer hold.
+  NetworkHeader network_header = NetworkHeader::kNone;
+  Qpn src_qpn;
 };
 
 // Counted events of one QP's state machines (cumulative). The names are those

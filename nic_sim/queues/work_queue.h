@@ -12,8 +12,7 @@
 #include "nic_sim/abi/shared_memory.h"
 #include "nic_sim/abi/work_queue.h"
 #include "nic_sim/queues/shared_memory.h"
-#include "transport/rc/requester.h"
-#include "transport/rc/responder.h"
+#include "transport/work_request.h"
 
 namespace verbena::nic {
 
@@ -63,6 +62,7 @@ class ReceiveQueue final : public transport::ReceiveQueuePort {
       : ring_(ring), record_(record), max_sge_(max_sge) {}
 
   bool Take(transport::RecvRequest* request) override;
+  void PutBack() override { --taken_; }
   bool empty() const { return Posted() == taken_; }
   void Reset();
 

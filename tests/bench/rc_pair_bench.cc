@@ -58,6 +58,7 @@ class BenchReceives : public ReceiveQueuePort {
     request->sges[0] = {64, 64, 1};
     return true;
   }
+  void PutBack() override { --taken_; }
 
  private:
   uint64_t taken_ = 0;

@@ -62,13 +62,13 @@ PacketView ViewOf(const Frame& frame) {
 
 bool FakeReceiveQueue::Take(transport::RecvRequest* request) {
   if (queue_.empty()) return false;
-  const Entry& entry = queue_.front();
-  request->wr_id = entry.wr_id;
-  request->wqe_index = static_cast<uint32_t>(entry.wr_id);
-  request->malformed = entry.malformed;
-  request->sge_count = static_cast<uint32_t>(entry.sges.size());
-  std::copy(entry.sges.begin(), entry.sges.end(), request->sges);
+  last_ = std::move(queue_.front());
   queue_.pop_front();
+  request->wr_id = last_.wr_id;
+  request->wqe_index = static_cast<uint32_t>(last_.wr_id);
+  request->malformed = last_.malformed;
+  request->sge_count = static_cast<uint32_t>(last_.sges.size());
+  std::copy(last_.sges.begin(), last_.sges.end(), request->sges);
   return true;
 }
 

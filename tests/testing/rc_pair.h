@@ -34,6 +34,7 @@ transport::PacketView ViewOf(const Frame& frame);
 class FakeReceiveQueue : public transport::ReceiveQueuePort {
  public:
   bool Take(transport::RecvRequest* request) override;
+  void PutBack() override { queue_.push_front(last_); }
   void Post(uint64_t wr_id, std::vector<transport::MemorySegment> sges, bool malformed = false);
   size_t posted() const { return queue_.size(); }
 
@@ -44,6 +45,7 @@ class FakeReceiveQueue : public transport::ReceiveQueuePort {
     bool malformed;
   };
   std::deque<Entry> queue_;
+  Entry last_;
 };
 
 struct RcOptions {

@@ -11,7 +11,7 @@
 
 #include "transport/memory_port.h"
 #include "transport/psn.h"
-#include "transport/rc/ring.h"
+#include "transport/base/ring.h"
 
 namespace verbena::transport {
 

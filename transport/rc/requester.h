@@ -26,28 +26,9 @@
 #include "transport/transport_event.h"
 #include "transport/types.h"
 #include "transport/wire/packet_view.h"
+#include "transport/work_request.h"
 
 namespace verbena::transport {
-
-// One validated send WR. `sges` and `inline_data` are copied by Post.
-struct SendRequest {
-  uint64_t wr_id = 0;
-  uint32_t wqe_index = 0;
-  WrOpcode opcode = WrOpcode::kSend;
-  bool signaled = false;
-  bool fence = false;
-  bool solicited = false;
-  // A WQE that the device could not accept (bad opcode, too many SGEs...): it
-  // completes in its turn with this status and stops the QP.
-  WcStatus malformed = WcStatus::kSuccess;
-  uint32_t imm_or_inv = 0;  // kLocalInv: the rkey to invalidate
-  uint64_t remote_address = 0;
-  uint32_t rkey = 0;
-  uint64_t compare_add = 0;
-  uint64_t swap = 0;
-  std::span<const MemorySegment> sges;
-  std::span<const std::byte> inline_data;
-};
 
 struct RcRequesterConfig {
   Pmtu pmtu = Pmtu::k1024;
@@ -57,9 +38,6 @@ struct RcRequesterConfig {
   uint8_t rnr_retry = 7;      // 0-7 (7: for ever)
   uint8_t max_rd_atomic = 1;  // outstanding READs and atomics; 0: none allowed
 };
-
-// Longest message.
-inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 31;
 
 class RcRequester {
  public:

@@ -23,34 +23,14 @@
 #include "transport/rc/replay_queue.h"
 #include "transport/rc/responder_checks.h"
 #include "transport/rc/response_queue.h"
-#include "transport/rc/ring.h"
+#include "transport/base/ring.h"
 #include "transport/transport_event.h"
 #include "transport/types.h"
 #include "transport/wire/aeth.h"
 #include "transport/wire/packet_view.h"
+#include "transport/work_request.h"
 
 namespace verbena::transport {
-
-// A receive WQE, copied and validated.
-struct RecvRequest {
-  uint64_t wr_id = 0;
-  uint32_t wqe_index = 0;
-  // The WQE itself is unusable (too many SGEs): LOC_PROT_ERR when its turn
-  // comes.
-  bool malformed = false;
-  uint32_t sge_count = 0;
-  MemorySegment sges[kMaxSge];
-
-  RecvRequest() {}  // NOLINT: leaves `sges` as it is, on purpose
-};
-
-// The QP's receive queue (later: an SRQ).
-class ReceiveQueuePort {
- public:
-  virtual ~ReceiveQueuePort() = default;
-  // Takes the oldest receive WQE; false if none is posted.
-  virtual bool Take(RecvRequest* request) = 0;
-};
 
 struct RcResponderConfig {
   Pmtu pmtu = Pmtu::k1024;

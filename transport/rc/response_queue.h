@@ -9,7 +9,7 @@
 
 #include "transport/memory_port.h"
 #include "transport/psn.h"
-#include "transport/rc/ring.h"
+#include "transport/base/ring.h"
 #include "transport/types.h"
 
 namespace verbena::transport {

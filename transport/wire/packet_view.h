@@ -152,6 +152,10 @@ class PacketView {
     return {frame_ + payload_offset_, payload_bytes_};
   }
 
+  // As received: 20 bytes of IPv4 or 40 of IPv6.
+  std::span<const std::byte> ip_header() const {
+    return {l3(), static_cast<size_t>(l4_offset_ - l3_offset_)};
+  }
   // The IP packet: header to ICRC. Its size is the unit of port counters.
   size_t l3_offset() const { return l3_offset_; }
   size_t l3_bytes() const {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WQEs as the state machines get them: copied out of shared memory, so that
+// nothing changes any more, with what does not parse marked as malformed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "transport/memory_port.h"
+#include "transport/transport_event.h"
+#include "transport/verbs_types.h"
+
+namespace verbena::transport {
+
+// Longest message.
+inline constexpr uint64_t kMaxMessageBytes = uint64_t{1} << 31;
+
+// One validated send WR. `sges` and `inline_data` are copied by Post.
+struct SendRequest {
+  uint64_t wr_id = 0;
+  uint32_t wqe_index = 0;
+  WrOpcode opcode = WrOpcode::kSend;
+  bool signaled = false;
+  bool fence = false;
+  bool solicited = false;
+  // A WQE that the device could not accept (bad opcode, too many SGEs...): it
+  // completes in its turn with this status and stops the QP.
+  WcStatus malformed = WcStatus::kSuccess;
+  uint32_t imm_or_inv = 0;  // kLocalInv: the rkey to invalidate
+  uint64_t remote_address = 0;
+  uint32_t rkey = 0;
+  uint64_t compare_add = 0;
+  uint64_t swap = 0;
+  // UD: the address handle (0: none), the destination and its Q_Key.
+  uint32_t ah = 0;
+  uint32_t remote_qpn = 0;
+  uint32_t remote_qkey = 0;
+  std::span<const MemorySegment> sges;
+  std::span<const std::byte> inline_data;
+};
+
+// A receive WQE, copied and validated.
+struct RecvRequest {
+  uint64_t wr_id = 0;
+  uint32_t wqe_index = 0;
+  // The WQE itself is unusable (too many SGEs): LOC_PROT_ERR when its turn
+  // comes.
+  bool malformed = false;
+  uint32_t sge_count = 0;
+  MemorySegment sges[kMaxSge];
+
+  RecvRequest() {}  // NOLINT: leaves `sges` as it is, on purpose
+};
+
+// The QP's receive queue (later: an SRQ).
+class ReceiveQueuePort {
+ public:
+  virtual ~ReceiveQueuePort() = default;
+  // Takes the oldest receive WQE; false if none is posted.
+  virtual bool Take(RecvRequest* request) = 0;
+  // Puts the one taken last back: it was not used.
+  virtual void PutBack() = 0;
+};
+
+}  // namespace verbena::transport
