@@ -121,6 +121,24 @@ bool IsModifyAllowed(QpType type, QpState from, QpState to, uint32_t mask) {
          (given & ~(attributes->required | attributes->optional)) == 0;
 }
 
+const char* QpTypeName(QpType type) {
+  switch (type) {
+    case QpType::kRc:
+      return "RC";
+    case QpType::kUc:
+      return "UC";
+    case QpType::kUd:
+      return "UD";
+    case QpType::kRawPacket:
+      return "RAW_PACKET";
+    case QpType::kXrcSend:
+      return "XRC_SEND";
+    case QpType::kXrcRecv:
+      return "XRC_RECV";
+  }
+  return "UNKNOWN";
+}
+
 const char* QpStateName(QpState state) {
   constexpr std::array<const char*, 7> kNames = {"RESET", "INIT", "RTR", "RTS",
                                                  "SQD",   "SQE",  "ERR"};

@@ -40,6 +40,7 @@ enum QpAttrMask : uint32_t {
 // `to` equals `from`. Bits of `mask` above kQpAttrDestQpn are not looked at.
 bool IsModifyAllowed(QpType type, QpState from, QpState to, uint32_t mask);
 
+const char* QpTypeName(QpType type);     // "RC"
 const char* QpStateName(QpState state);  // "RTS"
 
 }  // namespace verbena::transport

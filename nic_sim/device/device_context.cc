@@ -10,6 +10,7 @@
 #include <new>
 
 #include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/qp/path.h"
 
 namespace verbena::nic {
 
@@ -181,9 +182,9 @@ int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
 int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
   switch (static_cast<QpType>(request.type)) {
     case QpType::kRc:
+    case QpType::kUd:
       break;
     case QpType::kUc:
-    case QpType::kUd:
     case QpType::kRawPacket:
     case QpType::kXrcSend:
     case QpType::kXrcRecv:
@@ -245,7 +246,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
                           .rq_ring = rq,
                           .record = &page_->qp[slot],
                           .user_handle = request.user_handle};
-  auto qp = std::make_unique<Qp>(config);
+  std::unique_ptr<Qp> qp = Qp::Create(config);
   transport::Qpn qpn;
   if (!nic_.qps().Insert(qp.get(), &qpn)) {
     qp.reset();
@@ -313,15 +314,14 @@ int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
 int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) {
   const auto pd = pds_.find(request.pd);
   if (pd == pds_.end()) return EINVAL;
-  const abi::AhAttr& ah = request.attr;
-  const auto& gids = nic_.gids();
-  if (ah.is_global == 0 || ah.port_num != 1) return EINVAL;
-  if (ah.sgid_index >= gids.size() || gids[ah.sgid_index].IsZero()) return EINVAL;
-  if (transport::Gid::Load(reinterpret_cast<const std::byte*>(ah.dgid)).IsZero()) return EINVAL;
+  if (const int error = CheckAddress(nic_, request.attr); error != 0) return error;
   if (nic_.ah_count >= kMaxAh) return ENOMEM;
   while (ahs_.contains(next_ah_)) ++next_ah_;
   *handle = next_ah_++;
-  ahs_.emplace(*handle, request.pd);
+  const transport::PacketAddress address = AddressFor(nic_, engine_.fabric(), request.attr);
+  ahs_.emplace(*handle, AddressHandle{.pd = request.pd,
+                                      .flow_label = address.flow_label,
+                                      .path = transport::PacketTemplate(address)});
   ++nic_.ah_count;
   ++pd->second;
   return 0;
@@ -330,10 +330,15 @@ int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handl
 int DeviceContext::DestroyAh(uint32_t handle) {
   const auto found = ahs_.find(handle);
   if (found == ahs_.end()) return EINVAL;
-  --pds_[found->second];
+  --pds_[found->second.pd];
   ahs_.erase(found);
   --nic_.ah_count;
   return 0;
+}
+
+const AddressHandle* DeviceContext::FindAh(uint32_t handle) const {
+  const auto found = ahs_.find(handle);
+  return found == ahs_.end() ? nullptr : &found->second;
 }
 
 int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {

@@ -50,6 +50,7 @@ class DeviceContext final : public Context, public QpEventSink {
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
   int GetSegment(uint32_t segment, SegmentFds* fds) override;
 
+  const AddressHandle* FindAh(uint32_t handle) const override;
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
 
@@ -85,7 +86,7 @@ class DeviceContext final : public Context, public QpEventSink {
 
   std::unordered_map<uint32_t, uint32_t> pds_;  // handle → objects in it
   std::unordered_set<uint32_t> mrs_;            // handle = key
-  std::unordered_map<uint32_t, uint32_t> ahs_;  // handle → PD
+  std::unordered_map<uint32_t, AddressHandle> ahs_;
   uint32_t next_ah_ = 1;
   std::vector<std::unique_ptr<CompletionQueue>> cqs_;  // by slot
   std::vector<Qp*> qps_;                               // by slot, owned

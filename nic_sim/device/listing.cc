@@ -21,19 +21,20 @@ json Head(const DeviceContext& context) {
 }
 
 json Describe(const Qp& qp) {
+  const Qp::Progress progress = qp.progress();
   return {{"qpn", qp.qpn().value()},
-          {"type", "RC"},
+          {"type", transport::QpTypeName(qp.config().type)},
           {"state", transport::QpStateName(qp.state())},
           {"dest_qpn", qp.attr().dest_qpn},
-          {"sq_psn", qp.requester().next_psn().value()},
-          {"rq_psn", qp.responder().expected_psn().value()},
+          {"sq_psn", progress.sq_psn.value()},
+          {"rq_psn", progress.rq_psn.value()},
           {"sq_posted", qp.sq().posted()},
           {"sq_fetched", qp.sq().fetched()},
           {"rq_posted", qp.rq().posted()},
           {"rq_taken", qp.rq().taken()},
-          {"outstanding", qp.requester().outstanding()},
-          {"una_psn", qp.requester().una_psn().value()},
-          {"msn", qp.responder().msn().value()}};
+          {"outstanding", progress.outstanding},
+          {"una_psn", progress.una_psn.value()},
+          {"msn", progress.msn.value()}};
 }
 
 json Describe(const CompletionQueue& cq) {

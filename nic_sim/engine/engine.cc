@@ -33,10 +33,15 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   transport::TransportHeaders h;
   h.bth.opcode = tx.opcode;
   h.bth.solicited = tx.solicited;
-  h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
   h.bth.ack_req = tx.ack_request;
   h.bth.psn = tx.psn;
   const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
+  if (traits.has_deth()) {
+    h.bth.dest_qpn = tx.dest_qpn;
+    h.deth = {.qkey = tx.qkey, .source_qpn = qp.qpn()};
+  } else {
+    h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
+  }
   if (traits.has_reth()) {
     h.reth = {
         .va = tx.remote_address, .rkey = transport::Rkey(tx.rkey), .dma_length = tx.dma_length};
@@ -261,7 +266,11 @@ void Engine::FlushOutgoing() {
   });
   if (outgoing_count_ == 0) return;
   for (uint32_t i = 0; i < outgoing_count_; ++i) {
-    if (!outgoing_[i].failed) continue;
+    if (outgoing_[i].packet == nullptr) continue;
+    if (!outgoing_[i].failed) {
+      outgoing_[i].qp->HandleFetched(outgoing_[i].psn);
+      continue;
+    }
     outgoing_[i].qp->HandleFetchFailed(outgoing_[i].psn, outgoing_[i].response,
                                        MemoryStatus::kFault, now_);
     // What follows on the same stream was built on the failed packet.

@@ -5,53 +5,29 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/engine/engine.h"
+#include "nic_sim/qp/path.h"
+#include "nic_sim/qp/rc_qp.h"
+#include "nic_sim/qp/ud_qp.h"
 
 namespace verbena::nic {
 
 using transport::AsyncEventType;
 using transport::Completion;
-using transport::Gid;
-using transport::MemoryStatus;
-using transport::PacketView;
 using transport::Pmtu;
 using transport::Psn;
 using transport::Qpn;
 using transport::QpState;
-using transport::Ticket;
+using transport::QpType;
 using transport::Time;
 
-namespace {
-
-// Two P_Keys match when their low 15 bits do and one is a full member.
 bool PkeyMatches(transport::Pkey a, transport::Pkey b) {
   const uint16_t both = a.value() ^ b.value();
   return (both & 0x7fff) == 0 && ((a.value() | b.value()) & 0x8000) != 0;
 }
 
-Gid GidOf(const abi::AhAttr& ah) { return Gid::Load(reinterpret_cast<const std::byte*>(ah.dgid)); }
-
-}  // namespace
-
-void Qp::RequesterSide::OnPlaced(Ticket ticket) {
-  qp_.requester_.HandleCommitted(ticket, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
-}
-void Qp::RequesterSide::OnAtomic(Ticket, uint64_t) {}  // requesters place, they do not execute
-void Qp::RequesterSide::OnPlaceFailed(Ticket ticket) {
-  qp_.requester_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
-}
-void Qp::ResponderSide::OnPlaced(Ticket ticket) {
-  qp_.responder_.HandleCommitted(ticket, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
-}
-void Qp::ResponderSide::OnAtomic(Ticket ticket, uint64_t original) {
-  qp_.responder_.HandleAtomicCommitted(ticket, original, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
-}
-void Qp::ResponderSide::OnPlaceFailed(Ticket ticket) {
-  qp_.responder_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+std::unique_ptr<Qp> Qp::Create(const Config& config) {
+  if (config.type == QpType::kUd) return std::make_unique<UdQp>(config);
+  return std::make_unique<RcQp>(config);
 }
 
 Qp::Qp(const Config& config)
@@ -59,17 +35,9 @@ Qp::Qp(const Config& config)
       sq_(config.sq_ring, config.record,
           {.max_sge = config.caps.max_send_sge,
            .max_inline = config.caps.max_inline,
-           .signal_all = config.signal_all}),
-      rq_(config.rq_ring, config.record, config.caps.max_recv_sge),
-      requester_side_(*this),
-      responder_side_(*this),
-      requester_memory_(config.nic->regions(), config.engine->dma(), config.pd, &requester_side_),
-      responder_memory_(config.nic->regions(), config.engine->dma(), config.pd, &responder_side_),
-      requester_({.max_wr = config.caps.max_send_wr,
-                  .max_sge = config.caps.max_send_sge,
-                  .max_inline = config.caps.max_inline},
-                 requester_memory_),
-      responder_(responder_memory_, rq_) {
+           .signal_all = config.signal_all,
+           .datagrams = config.type == QpType::kUd}),
+      rq_(config.rq_ring, config.record, config.caps.max_recv_sge) {
   ++config_.send_cq->qp_references;
   ++config_.recv_cq->qp_references;
   ResetQueues();
@@ -77,8 +45,6 @@ Qp::Qp(const Config& config)
 }
 
 Qp::~Qp() {
-  config_.engine->dma().Forget(&requester_side_);
-  config_.engine->dma().Forget(&responder_side_);
   --config_.send_cq->qp_references;
   --config_.recv_cq->qp_references;
 }
@@ -94,17 +60,6 @@ void Qp::ResetQueues() {
 }
 
 // --- Control commands ---
-
-int Qp::CheckPath(const abi::AhAttr& ah) const {
-  const auto& gids = nic().gids();
-  if (ah.is_global == 0 || ah.port_num != 1) return EINVAL;  // RoCE needs a GRH
-  if (ah.sgid_index >= gids.size() || gids[ah.sgid_index].IsZero()) return EINVAL;
-  const Gid dgid = GidOf(ah);
-  if (dgid.IsZero() || dgid.IsMulticast()) return EINVAL;
-  if (dgid.IsV4Mapped() != gids[ah.sgid_index].IsV4Mapped()) return EINVAL;
-  if (config_.engine->fabric().Resolve(dgid) == nullptr) return EHOSTUNREACH;
-  return 0;
-}
 
 int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
   using namespace transport;  // QpAttrMask bits
@@ -127,7 +82,7 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
   }
   if (has(kQpAttrDestQpn) && attr.dest_qpn > Psn::kMask) return EINVAL;
   if (has(kQpAttrAltPath)) return EOPNOTSUPP;  // automatic path migration
-  if (has(kQpAttrAv)) return CheckPath(attr.ah);
+  if (has(kQpAttrAv)) return CheckPath(*config_.nic, config_.engine->fabric(), attr.ah);
   return 0;
 }
 
@@ -153,39 +108,11 @@ void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
 }
 
 void Qp::BuildPath() {
-  const Gid source = nic().gids()[attr_.ah.sgid_index];
-  peer_gid_ = GidOf(attr_.ah);
-  transport::PacketAddress address;
-  address.source_mac = nic().config().mac;
-  if (const auto* mac = config_.engine->fabric().Resolve(peer_gid_)) {
-    address.destination_mac = *mac;
-  }
-  address.is_ipv6 = !source.IsV4Mapped();
-  address.source_gid = source;
-  address.destination_gid = peer_gid_;
-  address.traffic_class = attr_.ah.traffic_class;
-  if (attr_.ah.hop_limit != 0) address.hop_limit = attr_.ah.hop_limit;
-  address.flow_label = attr_.ah.flow_label & 0xfffff;
+  transport::PacketAddress address = AddressFor(*config_.nic, config_.engine->fabric(), attr_.ah);
   address.udp_source_port =
       transport::RoceUdpSourcePort(address.flow_label, qpn_, Qpn(attr_.dest_qpn));
+  peer_gid_ = address.destination_gid;
   path_ = transport::PacketTemplate(address);
-}
-
-transport::RcRequesterConfig Qp::RequesterConfig() const {
-  return {.pmtu = Pmtu{static_cast<uint8_t>(attr_.path_mtu)},
-          .first_psn = Psn(attr_.sq_psn),
-          .timeout = attr_.timeout,
-          .retry_cnt = attr_.retry_cnt,
-          .rnr_retry = attr_.rnr_retry,
-          .max_rd_atomic = attr_.max_rd_atomic};
-}
-
-transport::RcResponderConfig Qp::ResponderConfig() const {
-  return {.pmtu = Pmtu{static_cast<uint8_t>(attr_.path_mtu)},
-          .expected_psn = Psn(attr_.rq_psn),
-          .max_dest_rd_atomic = attr_.max_dest_rd_atomic,
-          .min_rnr_timer = attr_.min_rnr_timer,
-          .access_flags = attr_.access_flags};
 }
 
 int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) {
@@ -204,72 +131,39 @@ int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) 
   const QpState from = state_;
   CopyAttributes(attr, mask);
   if ((mask & kQpAttrAv) != 0) BuildPath();
-  Engine& engine = *config_.engine;
   if (to == QpState::kReset) {
-    engine.dma().Forget(&requester_side_);
-    engine.dma().Forget(&responder_side_);
-    requester_.Reset();
-    responder_.Reset();
+    ResetMachines();
     ResetQueues();
     attr_ = {};
     config_.generation = new_generation;
   } else if (to == QpState::kErr) {
     MoveToError();
     return 0;
-  } else if (from == QpState::kInit && to == QpState::kRtr) {
-    responder_.Start(ResponderConfig());
-  } else if (from == QpState::kRtr && to == QpState::kRts) {
-    requester_.Start(RequesterConfig());
-    responder_.Reconfigure(ResponderConfig());
-  } else if (to != QpState::kInit) {
-    requester_.Reconfigure(RequesterConfig());
-    responder_.Reconfigure(ResponderConfig());
-    if (from == QpState::kRts && to == QpState::kSqd) {
-      requester_.Drain();
-      drained_reported_ = false;
-    } else if (from == QpState::kSqd && to == QpState::kRts) {
-      requester_.Resume();
-    }
+  } else {
+    if (to == QpState::kSqd && from != QpState::kSqd) drained_reported_ = false;
+    OnTransition(from, to);
   }
   SetState(to);
-  engine.MarkReady(*this);
+  config_.engine->MarkReady(*this);
   return 0;
 }
 
 abi::QpAttr Qp::Query() const {
   abi::QpAttr attr = attr_;
   attr.state = attr.cur_state = static_cast<uint32_t>(state_);
-  attr.sq_draining = state_ == QpState::kSqd && !requester_.drained();
+  attr.sq_draining = state_ == QpState::kSqd && !drained();
   return attr;
 }
 
 // --- Engine steps ---
 
-DropReason Qp::HandlePacket(const PacketView& packet, Time now) {
-  if (!receives()) return DropReason::qp_not_ready;
-  const transport::OpcodeTraits& traits = packet.traits();
-  if (traits.service != transport::Service::kRc) return DropReason::wrong_transport;
-  if (!PkeyMatches(packet.bth().pkey, transport::kDefaultPkey)) return DropReason::pkey_mismatch;
-  if (packet.source_gid() != peer_gid_) return DropReason::wrong_source;
-  if (traits.is_response()) {
-    if (state_ == QpState::kRtr) return DropReason::qp_not_ready;
-    requester_.HandleResponse(packet, now);
-  } else {
-    responder_.HandleRequest(packet, now);
-  }
-  return DropReason::count;
-}
-
-void Qp::HandleTimeout(Time now) {
-  if (sends()) requester_.HandleTimeout(now);
-}
-
 void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
   if (cq.in_error()) return;
-  const CqeOrigin origin{.qpn = qpn_.value(),
-                         .qp_slot = static_cast<uint16_t>(config_.slot),
-                         .qp_generation = config_.generation,
-                         .src_qpn = attr_.dest_qpn};
+  const CqeOrigin origin{
+      .qpn = qpn_.value(),
+      .qp_slot = static_cast<uint16_t>(config_.slot),
+      .qp_generation = config_.generation,
+      .src_qpn = config_.type == QpType::kUd ? completion.src_qpn.value() : attr_.dest_qpn};
   if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
     config_.engine->MarkDirty(cq);
   } else {
@@ -277,57 +171,10 @@ void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
   }
 }
 
-void Qp::DrainOutputs(Time now) {
-  Completion completion;
-  while (responder_.PollCompletion(&completion)) Complete(*config_.recv_cq, completion, now);
-  while (requester_.PollCompletion(&completion)) Complete(*config_.send_cq, completion, now);
-  AsyncEventType event;
-  while (responder_.PollEvent(&event)) {
-    // COMM_EST tells that the peer was faster than our RTR→RTS.
-    if (event == AsyncEventType::kCommEst && state_ != QpState::kRtr) continue;
-    config_.sink->OnQpEvent(*this, event);
-  }
-}
-
-uint32_t Qp::Service(Time now, uint32_t budget) {
-  DrainOutputs(now);
-  uint32_t fetched = 0;
-  if (sends()) {
-    FetchedSend send;
-    while (fetched < budget && requester_.CanPost() && sq_.Fetch(&send)) {
-      requester_.Post(send.request, now);
-      ++fetched;
-    }
-    if (fetched != 0) sq_.Publish();
-  }
-  if (wants_error()) MoveToError();
-  DrainOutputs(now);
-  if (state_ == QpState::kSqd && !drained_reported_ && requester_.drained()) {
-    drained_reported_ = true;
-    if (attr_.en_sqd_async_notify != 0) {
-      config_.sink->OnQpEvent(*this, AsyncEventType::kSqDrained);
-    }
-  }
-  return fetched;
-}
-
-bool Qp::PollTransmit(Time now, transport::TxPacket* packet, bool* response) {
-  // Responses first: the peer's window waits for them. In ERR the NAK that
-  // ended the connection still goes out.
-  *response = true;
-  if ((receives() || state_ == QpState::kErr) && responder_.PollTransmit(now, packet)) return true;
-  *response = false;
-  return (state_ == QpState::kRts || state_ == QpState::kSqd) &&
-         requester_.PollTransmit(now, packet);
-}
-
-void Qp::HandleFetchFailed(Psn psn, bool response, MemoryStatus why, Time now) {
-  if (response) {
-    responder_.HandleFetchFailed(psn, why, now);
-  } else {
-    requester_.HandleFetchFailed(psn, why, now);
-  }
-  config_.engine->MarkReady(*this);
+void Qp::ReportDrained() {
+  if (state_ != QpState::kSqd || drained_reported_ || !drained()) return;
+  drained_reported_ = true;
+  if (attr_.en_sqd_async_notify != 0) config_.sink->OnQpEvent(*this, AsyncEventType::kSqDrained);
 }
 
 void Qp::MoveToError() {
@@ -335,8 +182,7 @@ void Qp::MoveToError() {
   // Shown before the RQ is emptied: what is posted later rings the doorbell.
   SetState(QpState::kErr);
   abi::FullFence();
-  requester_.Flush();
-  responder_.Flush();
+  FlushMachines();
   config_.engine->MarkReady(*this);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Qp binds one pair of RC state machines to its queues, protection domain and
-// path. It moves things between them; what the protocol says is in
-// transport/rc, when it runs is in nic_sim/engine.
+// Qp binds the state machines of one QP to its queues, protection domain and
+// path. It moves things between them; what the protocol says is in transport/,
+// when it runs is in nic_sim/engine. Here is what QPs of all types share; the
+// rest is in rc_qp.h and ud_qp.h.
 //
 // Thread: under the shard's lock.
 #pragma once
@@ -17,18 +18,28 @@
 #include "nic_sim/queues/work_queue.h"
 #include "transport/base/time.h"
 #include "transport/qp_state.h"
-#include "transport/rc/requester.h"
-#include "transport/rc/responder.h"
+#include "transport/transport_event.h"
 #include "transport/wire/packet_builder.h"
+#include "transport/wire/packet_view.h"
 
 namespace verbena::nic {
 
 class Engine;
 
-// Where a QP's asynchronous events and overrun reports go: its context.
+// An address handle.
+struct AddressHandle {
+  PdId pd = 0;
+  uint32_t flow_label = 0;
+  transport::PacketTemplate path;
+};
+
+// A QP's context: where its asynchronous events and overrun reports go, and
+// whose address handles it uses.
 class QpEventSink {
  public:
   virtual ~QpEventSink() = default;
+  // nullptr: there is none. Valid until the next control call.
+  virtual const AddressHandle* FindAh(uint32_t handle) const = 0;
   virtual void OnQpEvent(Qp& qp, transport::AsyncEventType type) = 0;
   virtual void OnCqOverrun(CompletionQueue& cq) = 0;
 };
@@ -52,8 +63,11 @@ class Qp {
     abi::QpRecord* record = nullptr;
     uint64_t user_handle = 0;
   };
-  explicit Qp(const Config& config);
-  ~Qp();
+  // config.type must be one that CheckQpRequest (device_context.cc) accepts.
+  static std::unique_ptr<Qp> Create(const Config& config);
+  virtual ~Qp();
+  Qp(const Qp&) = delete;
+  Qp& operator=(const Qp&) = delete;
 
   const Config& config() const { return config_; }
   Nic& nic() const { return *config_.nic; }
@@ -71,39 +85,42 @@ class Qp {
   // --- Engine steps ---
   // A parsed packet for this QP whose ICRC is right. Gives why it was dropped,
   // or DropReason::count.
-  DropReason HandlePacket(const transport::PacketView& packet, transport::Time now);
-  void HandleTimeout(transport::Time now);
+  virtual DropReason HandlePacket(const transport::PacketView& packet, transport::Time now) = 0;
+  virtual void HandleTimeout(transport::Time) {}
   // Moves completions and events out and, if the QP failed, to error. Fetches
   // up to `budget` WQEs; gives their number.
-  uint32_t Service(transport::Time now, uint32_t budget);
-  // Next packet to send. `response` tells whose it is.
-  bool PollTransmit(transport::Time now, transport::TxPacket* packet, bool* response);
-  void HandleFetchFailed(transport::Psn psn, bool response, transport::MemoryStatus why,
-                         transport::Time now);
+  virtual uint32_t Service(transport::Time now, uint32_t budget) = 0;
+  // Next packet to send, along path(). `response` tells whose it is.
+  virtual bool PollTransmit(transport::Time now, transport::TxPacket* packet, bool* response) = 0;
+  // The payload of this packet was read (only for those that HandleFetchFailed
+  // could have named).
+  virtual void HandleFetched(transport::Psn) {}
+  virtual void HandleFetchFailed(transport::Psn psn, bool response, transport::MemoryStatus why,
+                                 transport::Time now) = 0;
   // PSN relative to the first one of the stream that a packet belongs to.
   uint32_t PsnOffset(transport::Psn psn, bool response) const {
     return (psn.value() - (response ? attr_.rq_psn : attr_.sq_psn)) & transport::Psn::kMask;
   }
   const transport::PacketTemplate& path() const { return path_; }
-  transport::Time next_timeout() const { return requester_.next_timeout(); }
-  void ShiftDeadlines(transport::Duration gap) { requester_.ShiftDeadlines(gap); }
-  bool wants_service() const { return sends() && !sq_.empty() && requester_.CanPost(); }
-  // A state machine has ended the connection and Service has not seen it yet
-  // (a responder fails when its NAK is on the way).
-  bool wants_error() const {
-    return state_ != transport::QpState::kErr && state_ != transport::QpState::kReset &&
-           (requester_.failed() || responder_.failed());
-  }
+  virtual transport::Time next_timeout() const { return transport::Time::Never(); }
+  virtual void ShiftDeadlines(transport::Duration) {}
+  virtual bool wants_service() const = 0;
+  // A state machine has failed and Service has not seen it yet (a responder
+  // fails when its NAK is on the way).
+  virtual bool wants_error() const = 0;
   // ERR by a CQ overrun or by an outside decision.
   void MoveToError();
 
   // --- Observers ---
-  const transport::RcRequester& requester() const { return requester_; }
-  const transport::RcResponder& responder() const { return responder_; }
-  void AddCounters(transport::TransportCounters* sum) const {
-    sum->Add(requester_.counters());
-    sum->Add(responder_.counters());
-  }
+  struct Progress {
+    transport::Psn sq_psn;   // next to send
+    transport::Psn rq_psn;   // expected; what a type does not have stays 0
+    transport::Psn una_psn;  // oldest not acknowledged
+    uint32_t outstanding = 0;
+    transport::Msn msn;
+  };
+  virtual Progress progress() const = 0;
+  virtual void AddCounters(transport::TransportCounters* sum) const = 0;
   const SendQueue& sq() const { return sq_; }
   const ReceiveQueue& rq() const { return rq_; }
 
@@ -116,64 +133,44 @@ class Qp {
   uint32_t heap_index = kNotInHeap;
   transport::Time heap_deadline;
 
- private:
-  // Reports of placements to the two state machines.
-  class RequesterSide final : public DmaOwner {
-   public:
-    explicit RequesterSide(Qp& qp) : qp_(qp) {}
-    void OnPlaced(transport::Ticket ticket) override;
-    void OnAtomic(transport::Ticket ticket, uint64_t original) override;
-    void OnPlaceFailed(transport::Ticket ticket) override;
-
-   private:
-    Qp& qp_;
-  };
-  class ResponderSide final : public DmaOwner {
-   public:
-    explicit ResponderSide(Qp& qp) : qp_(qp) {}
-    void OnPlaced(transport::Ticket ticket) override;
-    void OnAtomic(transport::Ticket ticket, uint64_t original) override;
-    void OnPlaceFailed(transport::Ticket ticket) override;
-
-   private:
-    Qp& qp_;
-  };
+ protected:
+  explicit Qp(const Config& config);
 
   bool receives() const {
     return state_ == transport::QpState::kRtr || state_ == transport::QpState::kRts ||
-           state_ == transport::QpState::kSqd;
-  }
-  bool sends() const {
-    return state_ == transport::QpState::kRts || state_ == transport::QpState::kSqd ||
-           state_ == transport::QpState::kErr;
+           state_ == transport::QpState::kSqd || state_ == transport::QpState::kSqe;
   }
   void SetState(transport::QpState state);
-  int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
-  int CheckPath(const abi::AhAttr& ah) const;
-  void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
-  void BuildPath();
-  transport::RcRequesterConfig RequesterConfig() const;
-  transport::RcResponderConfig ResponderConfig() const;
-  void ResetQueues();
-  void DrainOutputs(transport::Time now);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
+  // SQD and nothing outstanding any more: tells once.
+  void ReportDrained();
+
+  // What the state machines do with an accepted change that is neither to RESET
+  // nor to ERR; attr() is the new one, state() still the old.
+  virtual void OnTransition(transport::QpState from, transport::QpState to) = 0;
+  virtual void ResetMachines() = 0;
+  virtual void FlushMachines() = 0;
+  virtual bool drained() const = 0;
 
   Config config_;
   transport::Qpn qpn_;
   transport::QpState state_ = transport::QpState::kReset;
   abi::QpAttr attr_{};
-  bool drained_reported_ = false;
   transport::Gid peer_gid_;
   transport::PacketTemplate path_;
-
   SendQueue sq_;
   ReceiveQueue rq_;
-  RequesterSide requester_side_;
-  ResponderSide responder_side_;
-  QpMemory requester_memory_;
-  QpMemory responder_memory_;
-  transport::RcRequester requester_;
-  transport::RcResponder responder_;
+
+ private:
+  int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
+  void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
+  void BuildPath();
+  void ResetQueues();
+
+  bool drained_reported_ = false;
 };
+
+// Two P_Keys match when their low 15 bits do and one is a full member.
+bool PkeyMatches(transport::Pkey a, transport::Pkey b);
 
 }  // namespace verbena::nic

@@ -9,6 +9,7 @@
 namespace verbena::nic {
 
 using transport::Completion;
+using transport::NetworkHeader;
 using transport::WcStatus;
 
 EventChannel::~EventChannel() { close(fd_); }
@@ -49,10 +50,12 @@ bool CompletionQueue::Write(const Completion& completion, const CqeOrigin& origi
   cqe.wr_id = completion.wr_id;
   cqe.status = static_cast<uint8_t>(completion.status);
   cqe.opcode = static_cast<uint8_t>(completion.opcode);
-  cqe.flags = static_cast<uint8_t>((completion.is_send ? abi::kCqeSend : 0) |
-                                   (completion.has_imm ? abi::kCqeWithImm : 0) |
-                                   (completion.has_inv ? abi::kCqeWithInv : 0) |
-                                   (completion.solicited ? abi::kCqeSolicited : 0));
+  cqe.flags = static_cast<uint8_t>(
+      (completion.is_send ? abi::kCqeSend : 0) | (completion.has_imm ? abi::kCqeWithImm : 0) |
+      (completion.has_inv ? abi::kCqeWithInv : 0) |
+      (completion.solicited ? abi::kCqeSolicited : 0) |
+      (completion.network_header != NetworkHeader::kNone ? abi::kCqeGrh : 0));
+  cqe.sl = static_cast<uint8_t>(completion.network_header);
   cqe.byte_len = completion.byte_len;
   cqe.imm_or_inv = completion.imm_or_inv;
   cqe.qpn = origin.qpn;

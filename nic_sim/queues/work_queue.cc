@@ -63,8 +63,14 @@ bool SendQueue::Fetch(FetchedSend* fetched) {
   r.imm_or_inv = wqe.imm_or_inv;
   r.remote_address = wqe.remote_address;
   r.rkey = wqe.rkey;
-  r.compare_add = wqe.atomic.compare_add;
-  r.swap = wqe.atomic.swap;
+  if (limits_.datagrams) {
+    r.ah = wqe.ud.ah;
+    r.remote_qpn = wqe.ud.remote_qpn;
+    r.remote_qkey = wqe.ud.remote_qkey;
+  } else {
+    r.compare_add = wqe.atomic.compare_add;
+    r.swap = wqe.atomic.swap;
+  }
   if ((wqe.flags & abi::kWqeInline) != 0) {
     if (IsReadOrAtomic(r.opcode) || wqe.inline_bytes > limits_.max_inline ||
         wqe.inline_bytes > sizeof fetched->inline_data) {

@@ -29,6 +29,7 @@ class SendQueue {
     uint32_t max_sge = 0;
     uint32_t max_inline = 0;
     bool signal_all = false;
+    bool datagrams = false;  // WQEs name an address handle
   };
 
   SendQueue(const Ring& ring, abi::QpRecord* record, const Limits& limits)

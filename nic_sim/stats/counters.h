@@ -32,6 +32,9 @@ namespace verbena::nic {
   X(wrong_transport, "the opcode is not of the QP's transport") \
   X(wrong_source, "the packet is not from the connected peer")  \
   X(pkey_mismatch, "P_Key differs")                             \
+  X(qkey_mismatch, "the datagram's Q_Key is not the QP's")      \
+  X(no_receive, "no receive is posted for the datagram")        \
+  X(receive_too_small, "the datagram does not fit the receive") \
   X(no_route, "no port has the destination address")            \
   X(port_down, "the port or link is down")                      \
   X(fault, "dropped by a fault rule")                           \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock perftest over RC: every tool with every option that it takes.
+"""Stock perftest over RC and UD: every tool with every option that it takes.
 
 VERBENA_TEST_DURATION: seconds for -D (1; the accepted version uses 5). perftest refuses -e with -D.
 """
@@ -87,6 +87,13 @@ class Perftest(AppTestCase):
 
     def test_ib_atomic_lat(self):
         self.latency("ib_atomic_lat", events=True, sizes=False)
+
+    def test_datagrams(self):
+        for tool in ("ib_send_bw", "ib_send_lat"):
+            for options in ((), ("-e",), ("-m", 256, "-s", 256), ("-D", DURATION)):
+                count = () if "-D" in options else ("-n", 300)
+                self.run_tool(tool, "-c", "UD", *options, *count)
+        self.run_tool("ib_send_bw", "-c", "UD", "-q", 16, "-n", 100)
 
     def test_the_gid_is_found_without_being_named(self):
         port = free_port()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock ibv_rc_pingpong with data check (-c): sizes, MTUs, polling and events, GIDs, NICs.
+"""Stock ibv_rc_pingpong with data check (-c), ibv_ud_pingpong: sizes, MTUs, polling and events, GIDs, NICs.
 
 VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
 """
@@ -53,6 +53,17 @@ class Pingpong(AppTestCase):
         for mtu in (256, 4096):
             self.check(ONE, 0, 8 << 20, mtu=mtu, count=4)
             self.check(TWO, 1, 8 << 20, mtu=mtu, count=4, events=True)
+
+    def test_datagrams(self):
+        for nics, gid, size, events in itertools.product((TWO, ONE), (0, 1), (1, 2048, 4096),
+                                                         (False, True)):
+            with self.subTest(nics=nics, gid=gid, size=size, events=events):
+                port = free_port()
+                options = ["-g", gid, "-p", port, "-s", size, "-n", 50, *(["-e"] if events else [])]
+                outputs = self.pair(["ibv_ud_pingpong", "-d", nics[0], *options],
+                                    ["ibv_ud_pingpong", "-d", nics[1], *options, ADDRESS], port)
+                for output in outputs:
+                    self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
 
     def test_full_matrix(self):
         if not FULL:

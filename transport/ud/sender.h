@@ -54,6 +54,7 @@ class UdSender {
   // A WR failed: the QP goes to SQE (IBTA Vol 1, 10.3.1).
   bool failed() const { return failed_; }
   bool drained() const { return sent_.empty(); }
+  Psn next_psn() const { return next_psn_; }
   const TransportCounters& counters() const { return counters_; }
 
  private:

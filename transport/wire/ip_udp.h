@@ -212,8 +212,10 @@ constexpr uint16_t RoceUdpSourcePort(uint32_t flow_label, Qpn local, Qpn remote)
   return UdpSourcePortFromFlowLabel(label != 0 ? label : FlowLabelFromQpns(local, remote));
 }
 
-// UD and QP1: from the sender's QPN alone, as Linux does; QP1 gives 55410.
-constexpr uint16_t UdUdpSourcePort(Qpn local) {
+// UD and QP1: from the path's flow label, or, when that is 0, from the sender's
+// QPN alone, as Linux does; QP1 gives 55410.
+constexpr uint16_t UdUdpSourcePort(Qpn local, uint32_t flow_label = 0) {
+  if ((flow_label & 0xfffff) != 0) return UdpSourcePortFromFlowLabel(flow_label & 0xfffff);
   constexpr uint32_t kGoldenRatio = 0x61c88647;
   return static_cast<uint16_t>(0xc000 + ((local.value() * kGoldenRatio) >> 18));
 }

@@ -82,7 +82,7 @@ constexpr size_t PadBytes(size_t payload_bytes) { return (~payload_bytes + 1) & 
 size_t WriteTransportHeaders(const TransportHeaders& headers, size_t payload_bytes, std::byte* out);
 
 // The headers of one path, built once and copied for each packet: the fast way
-// for an engine. Immutable after construction.
+// for an engine.
 class PacketTemplate {
  public:
   PacketTemplate() = default;
@@ -92,6 +92,11 @@ class PacketTemplate {
   // payload to `out`, which has room for kMaxHeaderBytes; bytes behind the
   // returned length may be overwritten up to there.
   size_t WriteHeaders(const TransportHeaders& headers, size_t payload_bytes, std::byte* out) const;
+
+  // For a path that several QPs use.
+  void set_udp_source_port(uint16_t port) {
+    StoreBe16(prefix_.data() + prefix_bytes_ - UdpHeader::kBytes, port);
+  }
 
   bool is_ipv6() const { return is_ipv6_; }
   // Ethernet header and VLAN tag.
