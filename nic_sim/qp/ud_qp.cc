@@ -115,8 +115,7 @@ bool UdQp::PollTransmit(Time, transport::TxPacket* packet, bool* response) {
   // Only a failure has no packet, and it ends sending.
   if (!sender_.Send(request, has_path, packet)) return false;
   path_ = ah->path;
-  path_.set_udp_source_port(
-      transport::UdUdpSourcePort(qpn_, ah->flow_label));
+  path_.set_udp_source_port(transport::UdUdpSourcePort(qpn_, ah->flow_label));
   return true;
 }
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock ibv_rc_pingpong with data check (-c), ibv_ud_pingpong: sizes, MTUs, polling and events, GIDs, NICs.
+"""Stock ibv_rc_pingpong with data check (-c) and ibv_ud_pingpong: sizes, MTUs, polling and events,
+GIDs, NICs.
 
 VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
 """

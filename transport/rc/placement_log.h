@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "transport/base/ring.h"
 #include "transport/memory_port.h"
 #include "transport/psn.h"
-#include "transport/base/ring.h"
 
 namespace verbena::transport {
 

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <span>
 
+#include "transport/base/ring.h"
 #include "transport/base/time.h"
 #include "transport/memory_port.h"
 #include "transport/psn.h"
@@ -23,7 +24,6 @@
 #include "transport/rc/replay_queue.h"
 #include "transport/rc/responder_checks.h"
 #include "transport/rc/response_queue.h"
-#include "transport/base/ring.h"
 #include "transport/transport_event.h"
 #include "transport/types.h"
 #include "transport/wire/aeth.h"

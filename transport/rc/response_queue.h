@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
+#include "transport/base/ring.h"
 #include "transport/memory_port.h"
 #include "transport/psn.h"
-#include "transport/base/ring.h"
 #include "transport/types.h"
 
 namespace verbena::transport {
