@@ -198,6 +198,8 @@ class CmProtocol {
   // `seed` decides the ids, nothing else.
   CmProtocol(std::vector<Nic> nics, uint32_t seed);
   ~CmProtocol();
+  CmProtocol(const CmProtocol&) = delete;
+  CmProtocol& operator=(const CmProtocol&) = delete;
 
   // REQ and SIDR_REQ for `service_id` are taken from now on; calls are counted.
   void Listen(uint64_t service_id);

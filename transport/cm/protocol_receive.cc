@@ -346,6 +346,7 @@ void CmProtocol::HandleDreq(const MadPacket& mad, const MadHeader& header, Time 
       Emit(CmEventType::kDreqReceived, *connection);
       return;
     case CmState::kTimewait:
+    case CmState::kIdle:  // timewait is over before the peer asks again (Linux: silence)
       CountDuplicate(CmAttribute::kDreq);
       answer();
       return;
