@@ -38,8 +38,10 @@ json Describe(const Qp& qp) {
 }
 
 json Describe(const CompletionQueue& cq) {
-  return {{"cqn", cq.slot()},       {"cqe", cq.slots()},       {"written", cq.producer()},
-          {"error", cq.in_error()}, {"qps", cq.qp_references}, {"comp_events", cq.comp_events}};
+  return {{"cqn", cq.slot()},         {"cqe", cq.slots()},
+          {"written", cq.producer()}, {"read", cq.consumer_hint()},
+          {"armed", cq.arm_hint()},   {"error", cq.in_error()},
+          {"qps", cq.qp_references},  {"comp_events", cq.comp_events}};
 }
 
 json Describe(const Region& region) {

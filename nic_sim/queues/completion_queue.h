@@ -60,6 +60,9 @@ class CompletionQueue {
   uint32_t producer() const { return producer_; }
   uint64_t user_handle() const { return user_handle_; }
   bool in_error() const { return in_error_; }
+  // As the application says; for people only.
+  uint32_t consumer_hint() const { return record_->consumer.load(std::memory_order_relaxed); }
+  uint32_t arm_hint() const { return record_->arm.load(std::memory_order_relaxed); }
 
   uint32_t qp_references = 0;
   uint32_t comp_events = 0;    // written to the channel
