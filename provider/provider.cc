@@ -317,8 +317,18 @@ __attribute__((constructor)) void Register() {
 
 }  // namespace
 
+// The connection breaks a moment before the death of the device is announced; without that moment
+// the object would be left for good.
 int DestroyResult(const Context* context, int error) {
-  return error == EIO && context->allow_disassociate_destroy && context->DeviceDead() ? 0 : error;
+  if (error != EIO || !context->allow_disassociate_destroy ||
+      context->fork_generation != g_fork_generation.load(std::memory_order_relaxed)) {
+    return error;
+  }
+  constexpr int kLongestWaitMs = 2000;
+  for (int waited_ms = 0; !context->DeviceDead() && waited_ms < kLongestWaitMs; ++waited_ms) {
+    usleep(1000);
+  }
+  return context->DeviceDead() ? 0 : error;
 }
 
 namespace {

@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "tests/unit/provider/provider_fixture.h"
 
@@ -227,6 +229,27 @@ TEST_F(OpenedDevice, ADeadDeviceFailsEveryCommand) {
   EXPECT_EQ(ibv_dealloc_pd(pd), EIO);
   device_.status()->device_dead = 0;
   EXPECT_EQ(ibv_dealloc_pd(pd), 0);
+}
+
+// Only to those who ask for it (rdma-core's rule): a program that goes on after the death of its
+// device must be able to take its objects down.
+TEST_F(OpenedDevice, ObjectsOfADyingDeviceCanBeDestroyedByThoseWhoAskForIt) {
+  setenv("RDMAV_ALLOW_DISASSOC_DESTROY", "1", 1);
+  ibv_context* context = ibv_open_device(list_[0]);
+  unsetenv("RDMAV_ALLOW_DISASSOC_DESTROY");
+  ASSERT_NE(context, nullptr);
+  ibv_pd* pd = ibv_alloc_pd(context);
+  ASSERT_NE(pd, nullptr);
+  // The connection breaks before the death is announced.
+  device_.SpoilNext(Spoil::kCloseConnection);
+  std::thread announcer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    device_.status()->device_dead = 1;
+  });
+  EXPECT_EQ(ibv_dealloc_pd(pd), 0);
+  announcer.join();
+  device_.status()->device_dead = 0;
+  EXPECT_EQ(ibv_close_device(context), 0);
 }
 
 class RefusedHello : public ::testing::Test {
