@@ -114,6 +114,30 @@ def memory_kib(pid):
     return sum(int(value) for value in found.values())
 
 
+def anonymous_kib(pid):
+    """Resident memory that belongs to no file or memfd: heap and stacks. DPDK's packets are not."""
+    found = re.search(r"(?m)^RssAnon:\s+(\d+) kB", _read(f"/proc/{pid}/status"))
+    return int(found.group(1)) if found else 0
+
+
+def mapped_memfds(pid):
+    """{name: number} of mapped memfds: rings and pages of applications."""
+    counts = {}
+    for name in re.findall(r"(?m)/memfd:([\w.-]+)", _read(f"/proc/{pid}/maps")):
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def daemons(folder):
+    """Processes of verbenad whose run folder lies in `folder`."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and "verbenad" in _read(f"/proc/{entry}/comm") and (
+                f"XDG_RUNTIME_DIR={folder}\0" in _read(f"/proc/{entry}/environ")):
+            found.add(int(entry))
+    return found
+
+
 def shared_files():
     """Files of /dev/shm and of /tmp/dpdk that look like ours or DPDK's."""
     return {path for pattern in ("/dev/shm/*", "/tmp/dpdk/*", "/var/run/dpdk/*")

@@ -60,7 +60,8 @@ class Soak:
     def run_pair(self, daemon, program, index):
         while True:
             rng = random.Random(f"{self.options.seed}/{program}/{index}")
-            pair = pairs.Pair(daemon, program, rng, self.options.limit)
+            pair = pairs.Pair(lambda argv, limit: daemon.program(*argv, limit=limit), program, rng,
+                              self.options.limit)
             try:
                 ended = pair.wait()
                 problems = pair.problems() if ended else [
