@@ -155,7 +155,11 @@ void Engine::Receive(Nic& nic, rte_mbuf* packet) {
     counters.Drop(reason);
     ++counters.port_rcv_errors;
   };
-  const auto parsed = PacketView::Parse(FrameSpan(packet));
+  auto parsed = PacketView::Parse(FrameSpan(packet));
+  // A responder answers these.
+  if (!parsed.ok() && parsed.error() == transport::ParseError::kReservedOpcode) {
+    parsed = PacketView::ParseReserved(FrameSpan(packet));
+  }
   if (!parsed.ok()) return drop(DropReason::malformed);
   const PacketView& view = parsed.value();
   if (!MetaOf(packet).trusted && !view.VerifyIcrc()) return drop(DropReason::bad_icrc);

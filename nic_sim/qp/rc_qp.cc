@@ -111,10 +111,15 @@ Qp::Progress RcQp::progress() const {
 DropReason RcQp::HandlePacket(const PacketView& packet, Time now) {
   if (!receives()) return DropReason::qp_not_ready;
   const transport::OpcodeTraits& traits = packet.traits();
-  if (traits.service != transport::Service::kRc) return DropReason::wrong_transport;
+  // Reserved codes belong to the transport of their upper three bits: 0 is RC.
+  const bool is_rc = traits.is_reserved() ? static_cast<uint8_t>(packet.opcode()) < 0x20
+                                          : traits.service == transport::Service::kRc;
+  if (!is_rc) return DropReason::wrong_transport;
   if (!PkeyMatches(packet.bth().pkey, transport::kDefaultPkey)) return DropReason::pkey_mismatch;
   if (packet.source_gid() != peer_gid_) return DropReason::wrong_source;
-  if (traits.is_response()) {
+  if (traits.is_reserved()) {
+    responder_.HandleReservedOpcode(packet.psn(), now);
+  } else if (traits.is_response()) {
     if (state_ == QpState::kRtr) return DropReason::qp_not_ready;
     requester_.HandleResponse(packet, now);
   } else {

@@ -9,7 +9,6 @@ namespace verbena::testing {
 using transport::MemoryAccess;
 using transport::MemorySegment;
 using transport::MemoryStatus;
-using transport::Psn;
 using transport::Ticket;
 
 namespace {
@@ -101,7 +100,6 @@ MemoryStatus FakeMemory::Place(const MemorySegment& to, std::span<const std::byt
   operation.key = to.key;
   operation.address = to.address;
   operation.bytes.assign(bytes.begin(), bytes.end());
-  operation.tag = tag_;
   *ticket = operation.ticket;
   pending_.push_back(std::move(operation));
   if (!deferred_ && !regions_.at(to.key).unmapped && pending_.size() == 1) {
@@ -122,7 +120,6 @@ MemoryStatus FakeMemory::Atomic(uint32_t rkey, uint64_t address,
   pending.address = address;
   pending.is_atomic = true;
   pending.atomic = operation;
-  pending.tag = tag_;
   *ticket = pending.ticket;
   pending_.push_back(std::move(pending));
   return MemoryStatus::kOk;
@@ -171,12 +168,6 @@ FakeMemory::Committed FakeMemory::CommitNext(bool fail) {
   const Committed result = Execute(operation, fail);
   if (result.failure.has_value()) pending_.clear();
   return result;
-}
-
-bool FakeMemory::IsPlacedUpTo(Psn psn) const {
-  return std::none_of(pending_.begin(), pending_.end(), [psn](const Operation& operation) {
-    return operation.tag.has_value() && Psn::Distance(*operation.tag, psn) >= 0;
-  });
 }
 
 bool FakeMemory::AreGuardsIntact() const {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "transport/memory_port.h"
-#include "transport/psn.h"
 
 namespace verbena::testing {
 
@@ -61,12 +60,6 @@ class FakeMemory : public transport::MemoryPort {
   // they are forgotten.
   Committed CommitNext(bool fail = false);
 
-  // Marks the placements made from now on with the PSN of a request; for
-  // IsPlacedUpTo.
-  void TagPlacements(std::optional<transport::Psn> psn) { tag_ = psn; }
-  // No placement of a request packet with this or an earlier PSN is pending.
-  bool IsPlacedUpTo(transport::Psn psn) const;
-
   bool AreGuardsIntact() const;
   uint64_t atomics_executed() const { return atomics_executed_; }
   uint64_t checks() const { return checks_; }
@@ -103,7 +96,6 @@ class FakeMemory : public transport::MemoryPort {
     std::vector<std::byte> bytes;
     bool is_atomic = false;
     transport::AtomicOperation atomic;
-    std::optional<transport::Psn> tag;
   };
 
   std::byte* Pointer(Region& region, uint64_t address);
@@ -111,7 +103,6 @@ class FakeMemory : public transport::MemoryPort {
 
   std::map<uint32_t, Region> regions_;
   std::deque<Operation> pending_;
-  std::optional<transport::Psn> tag_;
   transport::Ticket next_ticket_ = 1;
   bool deferred_ = false;
   uint64_t atomics_executed_ = 0;

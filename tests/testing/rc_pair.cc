@@ -144,9 +144,7 @@ bool RcSide::Deliver(const Frame& frame, Time now) {
     requester.HandleResponse(*parsed, now);
     return true;
   }
-  memory.TagPlacements(parsed->psn());
   responder.HandleRequest(*parsed, now);
-  memory.TagPlacements(std::nullopt);
   return true;
 }
 

@@ -119,7 +119,8 @@ void RcRequester::Reconfigure(const RcRequesterConfig& config) {
   rnr_retry_ = config.rnr_retry & 7;
   retries_left_ = std::min(retries_left_, retry_cnt_);
   rnr_retries_left_ = std::min(rnr_retries_left_, rnr_retry_);
-  if (in_flight_ == 0) {
+  // Nothing is being retried. (in_flight_ is 0 after going back too.)
+  if (una_seq_ == sent_high_) {
     retries_left_ = retry_cnt_;
     rnr_retries_left_ = rnr_retry_;
   }

@@ -56,9 +56,9 @@ class RcResponder {
 
   // A request packet of this QP, ICRC, P_Key and source already checked.
   void HandleRequest(const PacketView& packet, Time now);
-  // A packet of this QP whose opcode is reserved (ParseError::kReservedOpcode);
-  // NAKed as an invalid request when its PSN is the expected one. Optional:
-  // Linux rxe is silent.
+  // A packet of this QP whose opcode is reserved (PacketView::ParseReserved), all
+  // else already checked; NAKed as an invalid request when its PSN is the
+  // expected one, ignored otherwise. (Linux rxe is always silent.)
   void HandleReservedOpcode(Psn psn, Time now);
   // Placements up to `ticket` are visible. Still to be called after Flush:
   // receives whose placement is pending complete only when it is over.

@@ -60,17 +60,11 @@ Verdict CheckLength(const PacketView& packet, const MessageState& message, uint3
 }
 
 Verdict CheckRkey(const PacketView& packet, MemoryPort& memory) {
-  const OpcodeTraits& traits = packet.traits();
-  if (traits.is_atomic()) {
-    const AtomicEth eth = packet.atomic_eth();
-    return RemoteVerdict(
-        memory.Check(eth.rkey.value(), eth.va, kAtomicBytes, MemoryAccess::kRemoteAtomic));
-  }
   const Reth reth = packet.reth();
   if (reth.dma_length == 0) return Verdict::kNext;  // IBTA Vol 1 C9-88
-  return RemoteVerdict(
-      memory.Check(reth.rkey.value(), reth.va, reth.dma_length,
-                   traits.is_write() ? MemoryAccess::kRemoteWrite : MemoryAccess::kRemoteRead));
+  return RemoteVerdict(memory.Check(
+      reth.rkey.value(), reth.va, reth.dma_length,
+      packet.traits().is_write() ? MemoryAccess::kRemoteWrite : MemoryAccess::kRemoteRead));
 }
 
 }  // namespace verbena::transport

@@ -90,8 +90,8 @@ inline Verdict CheckReceiveLength(uint64_t receive_bytes, uint64_t message_bytes
   return message_bytes <= receive_bytes ? Verdict::kNext : Verdict::kReceiveTooSmall;
 }
 
-// Key, range and right of the RETH or AtomicETH. Not called for SENDs, MIDDLE
-// and LAST.
+// Key, range and right of the RETH; only for packets that have one. (The key of
+// an atomic is checked by MemoryPort::Atomic.)
 Verdict CheckRkey(const PacketView& packet, MemoryPort& memory);
 
 // What a port's refusal of a remote access means.

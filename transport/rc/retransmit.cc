@@ -72,8 +72,9 @@ void RcRequester::HandleSequenceNak(uint64_t seq, Time now) {
   }
   // During an RNR wait it comes from packets that were behind the one that has
   // to wait, and does not shorten the wait. If nothing was sent since going
-  // back, it is a repetition.
-  if (rnr_waiting_ || send_seq_ == una_seq_) return;
+  // back, it is a repetition. A WR that has failed already waits for those
+  // before it to complete, and does not fail again.
+  if (rnr_waiting_ || send_seq_ == una_seq_ || una_wr_ >= error_wr_) return;
   Retry();
 }
 
@@ -82,7 +83,8 @@ void RcRequester::HandleRnrNak(uint8_t timer_code, uint64_t seq, Time now) {
     HandleHole();
     return;
   }
-  if (rnr_waiting_) return;  // a repetition
+  // A repetition, or the WR has failed already.
+  if (rnr_waiting_ || una_wr_ >= error_wr_) return;
   ++counters_.rcvd_rnr_err;
   if (rnr_retry_ != kRetryForEver) {
     if (rnr_retries_left_ == 0) {

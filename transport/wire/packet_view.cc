@@ -107,6 +107,29 @@ Result<PacketView, ParseError> PacketView::Parse(std::span<const std::byte> fram
   return ParseHead(frame, frame.size());
 }
 
+Result<PacketView, ParseError> PacketView::ParseReserved(std::span<const std::byte> frame) {
+  const auto datagram = ParseDatagram(frame, frame.size());
+  if (!datagram.ok()) return datagram.error();
+  const Bth bth = Bth::Load(frame.data() + datagram->bth_offset());
+  if (bth.tver != 0) return ParseError::kBadTver;
+  if (!TraitsOf(bth.opcode).is_reserved()) return ParseError::kTrailingBytes;
+  // ParseDatagram has seen that BTH and ICRC are there.
+  const size_t padded_bytes = datagram->transport_bytes - Bth::kBytes - kIcrcBytes;
+  if (bth.pad > padded_bytes || padded_bytes % 4 != 0) return ParseError::kBadPad;
+  const size_t payload_offset = datagram->bth_offset() + Bth::kBytes;
+
+  PacketView view;
+  view.frame_ = frame.data();
+  view.bth_ = bth;
+  view.payload_bytes_ = static_cast<uint16_t>(padded_bytes - bth.pad);
+  view.payload_offset_ = static_cast<uint8_t>(payload_offset);
+  view.l3_offset_ = static_cast<uint8_t>(datagram->l3_offset);
+  view.l4_offset_ = static_cast<uint8_t>(datagram->l4_offset);
+  view.is_ipv6_ = datagram->is_ipv6;
+  view.has_contiguous_payload_ = true;
+  return view;
+}
+
 Result<PacketView, ParseError> PacketView::ParseHead(std::span<const std::byte> head,
                                                      size_t frame_bytes) {
   frame_bytes = std::max(frame_bytes, head.size());

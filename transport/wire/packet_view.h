@@ -81,6 +81,11 @@ class PacketView {
   // behind the IP packet (Ethernet padding) are ignored.
   static Result<PacketView, ParseError> Parse(std::span<const std::byte> frame);
 
+  // A view of a packet for which Parse() gives kReservedOpcode, any error
+  // otherwise: addresses, BTH and ICRC; everything behind the BTH is payload. For
+  // receivers that answer reserved opcodes.
+  static Result<PacketView, ParseError> ParseReserved(std::span<const std::byte> frame);
+
   // The same when payload, pad and ICRC lie elsewhere: `head` holds at least
   // every header, `frame_bytes` >= head.size() is the length of the whole
   // frame. payload() and the ICRC are not available when
@@ -197,8 +202,7 @@ class PacketView {
 static_assert(std::is_trivially_copyable_v<PacketView>);
 
 // The BTH of a frame whose Parse() gave kBadTver, kReservedOpcode or a later
-// error; for counters and for responders that answer reserved opcodes. Empty if
-// there is none.
+// error; for counters. Empty if there is none.
 std::optional<Bth> PeekBth(std::span<const std::byte> frame);
 
 }  // namespace verbena::transport

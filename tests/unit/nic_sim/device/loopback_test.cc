@@ -4,6 +4,7 @@
 // arrives, completions are right, hostile queue contents harm only their owner.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <rte_mbuf.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,9 @@
 #include <numeric>
 #include <vector>
 
+#include "nic_sim/env/dpdk_env.h"
+#include "nic_sim/fabric/packet.h"
+#include "tests/testing/frames.h"
 #include "tests/unit/nic_sim/device/raw_client.h"
 #include "transport/verbs_types.h"
 
@@ -239,6 +243,53 @@ TEST_P(ConnectedPair, CqOverrunStopsTheQp) {
     usleep(10000);
   }
   FAIL() << "the QP is still alive";
+}
+
+// A frame from outside, with its ICRC, as a port would give it to the fabric.
+TEST_P(ConnectedPair, ReservedOpcodeEndsTheConnectionWithANak) {
+  std::string error;
+  static rte_mempool* const pool = nic::CreatePacketPool("loopback_test", 16, &error);
+  ASSERT_NE(pool, nullptr) << error;
+  abi::QueryQpReply attributes{};
+  ASSERT_EQ(b->context().QueryQp(b_qp.handle, &attributes), 0);
+  transport::PacketAddress path = Ipv4Address();
+  path.source_gid = a->gid();
+  path.destination_gid = b->gid();
+  const auto send = [&](uint8_t code, uint32_t psn, bool good_icrc, uint32_t source_offset = 0) {
+    transport::PacketAddress from_path = path;
+    from_path.source_gid = transport::Gid::FromIpv4(path.source_gid.Ipv4() + source_offset);
+    transport::TransportHeaders headers;
+    headers.bth.opcode = transport::Opcode::kRcSendOnly;
+    headers.bth.dest_qpn = transport::Qpn(b_qp.qpn);
+    headers.bth.psn = transport::Psn(psn);
+    ByteVector frame = BuildFrame(from_path, headers, CountingBytes(16));
+    frame[14 + 20 + 8] = std::byte{code};
+    const auto view = transport::PacketView::ParseReserved(frame);
+    ASSERT_TRUE(view.ok());
+    transport::StoreLe32(&frame[frame.size() - 4], view->ComputeIcrc() ^ (good_icrc ? 0u : 1u));
+    rte_mbuf* packet = rte_pktmbuf_alloc(pool);
+    ASSERT_NE(packet, nullptr);
+    std::memcpy(rte_pktmbuf_append(packet, static_cast<uint16_t>(frame.size())), frame.data(),
+                frame.size());
+    nic::MetaOf(packet) = {.icrc_present = true};
+    const std::lock_guard lock(TheDevice()->lock());
+    TheDevice()->fabric().Transmit(0, {&packet, 1}, transport::Time::FromNanoseconds(1));
+    TheDevice()->Kick();
+  };
+  b->WriteRecv(b_qp, 8, {To(16)});
+  // None of these is a violation of the peer's.
+  send(0x18, attributes.attr.rq_psn, false);
+  send(0x18, attributes.attr.rq_psn, true, 100);
+  send(0x38, attributes.attr.rq_psn, true);  // a UC code
+  send(0x18, attributes.attr.rq_psn + 1, true);
+  a->WriteSend(a_qp, Wqe(WrOpcode::kSend, 5), {From(16)});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 5, WcStatus::kSuccess);
+  ExpectCqe(*b, b_cq, 8, WcStatus::kSuccess);
+
+  b->WriteRecv(b_qp, 9, {To(16)});
+  send(0x18, attributes.attr.rq_psn + 1, true);
+  ExpectCqe(*b, b_cq, 9, WcStatus::kWrFlushErr);
 }
 
 // With more rights than the client has, the device could follow it into a set-uid program.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -173,6 +174,30 @@ TEST_F(DmaQueueTest, PacketsThatBeginOrEndInsideAWordAreCutThere) {
   queue_.Place(At(a_, 1027), Data(1024, 1), true, &x_, 4, /*watched=*/false);
   queue_.FlushPlacements();
   EXPECT_EQ(a_.calls[0].pieces, (Pieces{{3, 2048}}));
+}
+
+// Whatever the addresses are, no word is torn by a copy that goes byte by byte.
+TEST_F(DmaQueueTest, NoDestinationIsAFewBytesBehindItsSourceModuloAPage) {
+  Bytes buffer(3 * 4096);
+  Ticket ticket = 0;
+  for (const size_t bytes : {8, 32, 64, 65, 100, 128, 129, 1024, 4096}) {
+    for (uint64_t distance = 1; distance < 32; ++distance) {
+      SCOPED_TRACE(std::to_string(bytes) + " bytes, distance " + std::to_string(distance));
+      const auto local = reinterpret_cast<uintptr_t>(buffer.data());
+      std::fill(buffer.begin(), buffer.end(), static_cast<std::byte>(distance));
+      const uint64_t behind = (local + distance - kBase) % 4096;
+      queue_.Place(At(a_, behind), std::span(buffer).first(bytes), true, &x_, ++ticket);
+      queue_.FlushPlacements();
+      EXPECT_EQ(Part(a_, behind, bytes), Fill(bytes, static_cast<uint8_t>(distance)));
+
+      const uint64_t before = (local - distance - kBase) % 4096;
+      for (size_t i = 0; i < bytes; ++i) a_.memory[before + i] = static_cast<std::byte>(i);
+      queue_.Fetch(At(a_, before), buffer.data(), static_cast<uint32_t>(bytes), 1);
+      queue_.FlushFetches([](uint32_t) { FAIL(); });
+      EXPECT_EQ(Part(a_, before, bytes), Bytes(buffer.begin(), buffer.begin() + bytes));
+      ASSERT_EQ(a_.bytewise_copies, 0u);
+    }
+  }
 }
 
 TEST_F(DmaQueueTest, MessagesAreNotMergedWithEachOther) {

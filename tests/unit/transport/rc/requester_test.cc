@@ -255,6 +255,78 @@ TEST_P(RcRetryTest, RnrNaksBeyondRnrRetryFail) {
   }
 }
 
+// It waits for the READ before it, whose data is not visible yet.
+TEST_F(RcRequesterTest, FailedWorkRequestDoesNotFailAgain) {
+  for (const uint8_t syndrome : {kSequenceNak, uint8_t{0x20 | 1}}) {
+    RcOptions options;
+    options.retry_cnt = options.rnr_retry = 0;
+    Reset(options);
+    side->memory.set_deferred(true);
+    const auto respond = [&](Opcode opcode, Psn psn, uint8_t aeth, size_t bytes) {
+      TransportHeaders headers;
+      headers.bth.opcode = opcode;
+      headers.bth.psn = psn;
+      headers.aeth = {aeth, Msn(1)};
+      side->Deliver(
+          testing::BuildFrame(testing::Ipv4Address(), headers, testing::CountingBytes(bytes)), now);
+    };
+    Post(WrOpcode::kRdmaRead, 8);
+    Post(WrOpcode::kSend, 8);
+    EXPECT_THAT(Sent(), SizeIs(2));
+    respond(kRcReadResponseOnly, kFirst, kAck, 8);
+    for (int i = 0; i < 3; ++i) respond(kRcAcknowledge, kFirst + 1, syndrome, 0);
+    const TransportCounters& counters = side->requester.counters();
+    EXPECT_EQ(counters.retry_exceeded_err + counters.retry_rnr_exceeded_err, 1u);
+    EXPECT_LE(counters.rcvd_rnr_err, 1u);
+    EXPECT_THAT(side->send_completions, IsEmpty());
+    side->CommitAll(now);
+    side->Poll();
+    EXPECT_THAT(Statuses(), SizeIs(2));
+    EXPECT_EQ(LastStatus(),
+              syndrome == kSequenceNak ? WcStatus::kRetryExcErr : WcStatus::kRnrRetryExcErr);
+  }
+}
+
+// Between going back and sending again nothing is in flight.
+TEST_F(RcRequesterTest, ReconfiguringDuringRetriesDoesNotRestoreThem) {
+  RcOptions options;
+  options.retry_cnt = 2;
+  Reset(options);
+  Post(WrOpcode::kRdmaWrite, 8);
+  const auto reconfigure = [&](uint8_t retry_cnt) {
+    side->requester.Reconfigure({.pmtu = options.pmtu,
+                                 .first_psn = options.psn,
+                                 .timeout = options.timeout,
+                                 .retry_cnt = retry_cnt,
+                                 .rnr_retry = options.rnr_retry,
+                                 .max_rd_atomic = options.max_rd_atomic});
+  };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(side->send_completions, IsEmpty());
+    EXPECT_THAT(Sent(), SizeIs(1));
+    FireTimer();
+    reconfigure(2);
+  }
+  EXPECT_EQ(LastStatus(), WcStatus::kRetryExcErr);
+}
+
+TEST_F(RcRequesterTest, ReconfiguringAnIdleRequesterGivesItsRetries) {
+  RcOptions options;
+  options.retry_cnt = 0;
+  Reset(options);
+  side->requester.Reconfigure({.pmtu = options.pmtu,
+                               .first_psn = options.psn,
+                               .timeout = options.timeout,
+                               .retry_cnt = 1,
+                               .rnr_retry = options.rnr_retry,
+                               .max_rd_atomic = options.max_rd_atomic});
+  Post(WrOpcode::kRdmaWrite, 8);
+  EXPECT_THAT(Sent(), SizeIs(1));
+  FireTimer();
+  EXPECT_THAT(side->send_completions, IsEmpty());
+  EXPECT_THAT(Sent(), SizeIs(1));
+}
+
 TEST_F(RcRequesterTest, ProgressRestoresTheRetries) {
   RcOptions options;
   options.retry_cnt = 1;

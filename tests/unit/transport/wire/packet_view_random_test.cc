@@ -117,6 +117,11 @@ TEST(PacketViewWithDamagedFrames, NeitherCrashesNorLies) {
     const ByteVector frame = mutator.Mutate(originals[mutator.Below(originals.size())]);
     const auto packet = PacketView::Parse(frame);
     PeekBth(frame);
+    if (const auto reserved = PacketView::ParseReserved(frame); reserved.ok()) {
+      EXPECT_FALSE(packet.ok());
+      EXPECT_LE(reserved->frame_bytes(), frame.size());
+      reserved->VerifyIcrc();
+    }
     if (packet.ok()) {
       ++parsed;
       Use(*packet, frame);

@@ -167,6 +167,38 @@ TEST(PacketViewParse, RefusesEveryReservedOpcode) {
   EXPECT_EQ(reserved, 256u - 63u);
 }
 
+TEST(PacketViewParseReserved, ShowsBthAddressesAndIcrcOfReservedOpcodesOnly) {
+  TransportHeaders headers;
+  headers.bth.opcode = Opcode::kRcSendOnly;
+  headers.bth.dest_qpn = Qpn(0x123456);
+  headers.bth.psn = Psn(77);
+  const ByteVector payload = verbena::testing::CountingBytes(10);
+  for (const bool is_ipv6 : {false, true}) {
+    const PacketAddress address =
+        is_ipv6 ? verbena::testing::Ipv6Address() : verbena::testing::Ipv4Address();
+    ByteVector frame = BuildFrame(address, headers, payload);
+    EXPECT_FALSE(PacketView::ParseReserved(frame).ok());
+    const size_t bth = is_ipv6 ? kBthOfIpv4 + 20 : kBthOfIpv4;
+    frame[bth] = std::byte{0x18};
+    const auto view = PacketView::ParseReserved(frame);
+    ASSERT_TRUE(view.ok());
+    EXPECT_TRUE(view->traits().is_reserved());
+    EXPECT_EQ(view->dest_qpn(), Qpn(0x123456));
+    EXPECT_EQ(view->psn(), Psn(77));
+    EXPECT_EQ(view->source_gid(), address.source_gid);
+    EXPECT_EQ(view->payload_bytes(), payload.size());
+    EXPECT_EQ(view->frame_bytes(), frame.size());
+    EXPECT_FALSE(view->VerifyIcrc());  // it was computed for the other opcode
+    StoreLe32(&frame[frame.size() - kIcrcBytes], view->ComputeIcrc());
+    EXPECT_TRUE(PacketView::ParseReserved(frame)->VerifyIcrc());
+    for (size_t bytes = 0; bytes < frame.size(); ++bytes) {
+      EXPECT_FALSE(PacketView::ParseReserved(std::span(frame).first(bytes)).ok()) << bytes;
+    }
+    frame[bth + 1] = static_cast<std::byte>(0x01);  // transport version
+    EXPECT_FALSE(PacketView::ParseReserved(frame).ok());
+  }
+}
+
 TEST(PacketViewParse, RefusesAPadThatDoesNotFit) {
   // No payload at all, but a pad count.
   EXPECT_EQ(ErrorAfter([](ByteVector& f) { f[kBthOfIpv4 + 1] = std::byte{0x70}; },

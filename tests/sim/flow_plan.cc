@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flow: random WRs and the receives for them.
+#include <algorithm>
+
+#include "tests/sim/flow.h"
+
+namespace verbena::sim {
+namespace {
+
+constexpr WrOpcode kOpcodes[] = {
+    WrOpcode::kSend,     WrOpcode::kSendImm,      WrOpcode::kRdmaWrite, WrOpcode::kRdmaWrite,
+    WrOpcode::kRdmaRead, WrOpcode::kRdmaRead,     WrOpcode::kFetchAdd,  WrOpcode::kCompareSwap,
+    WrOpcode::kSendInv,  WrOpcode::kRdmaWriteImm, WrOpcode::kLocalInv,
+};
+constexpr uint32_t kMaxSges = 4;
+
+bool LacksRight(const Wr& wr, uint32_t access_flags) {
+  const uint32_t needed = wr.is_write()    ? uint32_t{transport::kAccessRemoteWrite}
+                          : wr.is_read()   ? uint32_t{transport::kAccessRemoteRead}
+                          : wr.is_atomic() ? uint32_t{transport::kAccessRemoteAtomic}
+                                           : 0;
+  return (access_flags & needed) != needed;
+}
+
+}  // namespace
+
+// SGEs of `bytes` in all, some of them empty. Targets get room of their own.
+std::vector<MemorySegment> Flow::Split(uint64_t address, uint32_t bytes, uint32_t key, bool target,
+                                       HostMemory* memory, Random& random) const {
+  std::vector<MemorySegment> sges;
+  const uint32_t count =
+      random.Chance(0.6) ? 1 : static_cast<uint32_t>(random.Between(1, kMaxSges));
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t take = i + 1 == count ? bytes : random.Below32(uint64_t{bytes} + 1);
+    if (target) address = memory->Allocate(take);
+    sges.push_back({address, take, key});
+    // Sources skip a little, so that a wrong continuation is seen.
+    address += take + random.Below(5);
+    bytes -= take;
+  }
+  return sges;
+}
+
+void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory& receiver,
+                  std::span<const uint64_t> counters, Random& random) {
+  wr.opcode = kOpcodes[random.Below(std::size(kOpcodes))];
+  wr.signaled = random.Chance(0.7);
+  wr.fence = random.Chance(0.1);
+  wr.solicited = random.Chance(0.3);
+  wr.imm_or_inv = static_cast<uint32_t>(random.Next());
+  wr.bytes = random.Chance(0.5) ? random.Below32(64) : random.Below32(profile.max_bytes);
+  const bool vanishes = profile.vanishing_key > 0 && random.Chance(0.3);
+  const uint32_t local_key =
+      vanishes && wr.is_read_or_atomic() ? sender.AddWindow(true) : kLocalKey;
+  const uint64_t source = kPatternBase + random.Below(kPatternBytes - 64 - profile.max_bytes);
+  if (wr.is_atomic()) {
+    wr.bytes = 8;
+    wr.remote = counters[random.Below(counters.size())];
+    wr.rkey = kTargetKey;
+    // Few values, so that compares often succeed.
+    wr.compare_add = random.Below(3);
+    wr.swap = random.Below(3);
+    wr.sges = Split(0, 8, local_key, true, &sender, random);
+  } else if (wr.is_read()) {
+    wr.remote = source;
+    wr.rkey = random.Chance(0.3) ? receiver.AddWindow() : kPatternKey;
+    wr.sges = Split(0, wr.bytes, local_key, true, &sender, random);
+  } else if (wr.opcode == WrOpcode::kLocalInv) {
+    wr.imm_or_inv = sender.AddWindow();
+    wr.bytes = 0;
+  } else {
+    wr.sges = Split(source, wr.bytes, kPatternKey, false, nullptr, random);
+    if (wr.is_write()) {
+      wr.remote = receiver.Allocate(wr.bytes);
+      wr.rkey = kTargetKey;
+    }
+    if (wr.opcode == WrOpcode::kSendInv) wr.imm_or_inv = receiver.AddWindow();
+    if (wr.bytes != 0 && wr.bytes <= 128 && random.Chance(0.3)) {
+      wr.is_inline = true;
+      wr.sges = {{source, wr.bytes, kPatternKey}};
+    }
+  }
+}
+
+// Makes it wrong, and says how it has to fail.
+void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
+  constexpr uint32_t kBadKeys[] = {kUnknownKey, kForeignKey, 0};
+  switch (random.Below(6)) {
+    case 0:
+      wr.malformed = true;
+      wr.expected = WcStatus::kLocQpOpErr;
+      return;
+    case 1:
+      if (wr.is_inline) break;
+      wr.sges.assign(kMaxSges + 5, {kPatternBase, 0, kPatternKey});
+      wr.bytes = 0;
+      wr.expected = WcStatus::kLocQpOpErr;
+      return;
+    case 2:
+      if (wr.is_inline || wr.bytes == 0) break;
+      for (MemorySegment& sge : wr.sges) sge.key = kBadKeys[random.Below(2)];
+      wr.expected = WcStatus::kLocProtErr;
+      return;
+    case 3:
+      if (wr.is_inline || wr.is_atomic() || wr.opcode == WrOpcode::kLocalInv) break;
+      wr.sges = {{kPatternBase, 0x80000000, kPatternKey}, {kPatternBase, 1, kPatternKey}};
+      wr.huge = true;
+      wr.expected = WcStatus::kLocLenErr;
+      return;
+    case 4:
+      if (wr.is_read_or_atomic()) {
+        // Inline data makes no sense for what writes locally.
+        wr.is_inline = true;
+        wr.bytes = 8;
+        wr.sges = {{kPatternBase, 8, kPatternKey}};
+        wr.expected = WcStatus::kLocQpOpErr;
+        return;
+      }
+      if (wr.opcode != WrOpcode::kSend) break;
+      wr.opcode = WrOpcode::kBindMw;
+      wr.expected = WcStatus::kLocQpOpErr;
+      return;
+    default:
+      break;
+  }
+  if (wr.is_write() || wr.is_read()) {
+    if (wr.bytes == 0) return;  // the key is not looked at
+    switch (random.Below(3)) {
+      case 0:
+        wr.rkey = kBadKeys[random.Below(3)];
+        break;
+      case 1:
+        wr.remote = wr.is_read() ? kPatternBase + kPatternBytes - wr.bytes + 1 : kTargetBase - 1;
+        wr.rkey = wr.is_read() ? kPatternKey : kTargetKey;
+        break;
+      default:
+        wr.rkey = wr.is_write() && random.Chance(0.5) ? kPatternKey : kLocalKey;
+        break;
+    }
+    wr.expected = WcStatus::kRemAccessErr;
+  } else if (wr.is_atomic()) {
+    if (random.Chance(0.3)) {
+      wr.remote += random.Between(1, 7);
+      wr.expected = WcStatus::kRemInvReqErr;
+    } else if (random.Chance(0.3)) {
+      wr.sges = {{receiver.Allocate(4), 4, kLocalKey}};
+      wr.expected = WcStatus::kLocLenErr;
+    } else {
+      wr.rkey = kBadKeys[random.Below(3)];
+      wr.expected = WcStatus::kRemAccessErr;
+    }
+  } else if (wr.opcode == WrOpcode::kLocalInv) {
+    wr.imm_or_inv = kTargetKey;
+    wr.expected = WcStatus::kLocQpOpErr;
+  } else if (wr.opcode == WrOpcode::kSendInv) {
+    wr.imm_or_inv = random.Chance(0.5) ? kTargetKey : kUnknownKey;
+    wr.expected = WcStatus::kRetryExcErr;  // there is no answer
+  }
+}
+
+void Flow::PlanReceive(Wr& wr, const Profile& profile, HostMemory& receiver, Random& random) {
+  wr.receive = static_cast<uint32_t>(receives.size());
+  PlannedReceive& receive = receives.emplace_back();
+  const uint32_t bytes = wr.is_send() ? wr.bytes + random.Below32(100) : 10;
+  const bool spoil = profile.bad_receive > 0 && random.Chance(profile.bad_receive) &&
+                     wr.expected == WcStatus::kSuccess;
+  if (spoil && wr.is_send() && wr.bytes > 0 && random.Chance(0.4)) {
+    receive.sges = Split(0, random.Below32(wr.bytes), kLocalKey, true, &receiver, random);
+    wr.expected = WcStatus::kRemInvReqErr;
+    return;
+  }
+  receive.sges = Split(0, bytes, kLocalKey, true, &receiver, random);
+  if (!spoil) return;
+  if (wr.is_send() && wr.bytes > 0 && random.Chance(0.5)) {
+    for (MemorySegment& sge : receive.sges) sge.key = kUnknownKey;
+  } else {
+    receive.malformed = true;
+  }
+  wr.expected = WcStatus::kRemOpErr;
+}
+
+void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sender,
+                HostMemory& receiver, std::span<const uint64_t> counters, Random& random) {
+  path_ = path;
+  wrs.resize(random.Between(profile.max_wrs / 2, profile.max_wrs));
+  for (Wr& wr : wrs) {
+    PlanWr(wr, profile, sender, receiver, counters, random);
+    if (profile.bad_wr > 0 && random.Chance(profile.bad_wr)) SpoilWr(wr, receiver, random);
+    // Rights of the QP are looked at before the key.
+    const bool reaches_qp =
+        wr.expected == WcStatus::kSuccess || wr.expected == WcStatus::kRemAccessErr;
+    if (reaches_qp && LacksRight(wr, path.access_flags)) {
+      wr.expected = WcStatus::kRemInvReqErr;
+    }
+    if (wr.is_read_or_atomic() && path.max_rd_atomic == 0 && wr.expected != WcStatus::kLocLenErr) {
+      wr.expected = WcStatus::kLocQpOpErr;
+    }
+    const bool local_error =
+        wr.expected == WcStatus::kLocQpOpErr || wr.expected == WcStatus::kLocLenErr;
+    if (!local_error && wr.opcode != WrOpcode::kLocalInv) {
+      wr.packets = wr.bytes == 0 ? 1 : (wr.bytes - 1) / path.mtu() + 1;
+      total_packets_ += wr.packets;
+    }
+    // One that fails on this side takes no receive.
+    if (wr.takes_receive() && !local_error) PlanReceive(wr, profile, receiver, random);
+  }
+}
+
+void Flow::Start(Psn first) {
+  // Far above 0, so that sequence numbers of old packets are not negative.
+  first_ = next = expected = (uint64_t{1} << 32) + first.value();
+}
+
+}  // namespace verbena::sim
