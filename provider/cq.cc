@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "provider/event_pipe.h"
 #include "provider/provider.h"
 
 namespace verbena::provider {
@@ -96,21 +95,27 @@ ibv_cq* CreateCq(ibv_context* ibv, int cqe, ibv_comp_channel* channel, int comp_
 int DestroyCq(ibv_cq* ibv) {
   Cq* cq = ToCq(ibv);
   Context* context = ToContext(ibv->context);
+  EventDrain completions(&context->drain_mutex, &context->reserve, ibv->context->cmd_fd);
+  EventDrain events(&context->drain_mutex, &context->reserve, ibv->context->cmd_fd);
+  int error = 0;
+  if (!context->DeviceDead()) {
+    if (ibv->channel != nullptr) error = completions.Open(ibv->channel->fd);
+    if (error == 0) error = events.Open(ibv->context->async_fd);
+    if (error != 0) return error;
+  }
   abi::HandleRequest request = {};
   abi::DestroyReply reply = {};
   request.header.op = abi::kCmdDestroyCq;
   request.handle = ibv->handle;
-  const int error = context->channel.Execute(&request, &reply);
+  error = context->channel.Execute(&request, &reply);
   if (error == 0) {
     // Events that nobody has read yet must not be read any more.
     const uint64_t element = reinterpret_cast<uint64_t>(ibv);
     if (reply.comp_events != 0 && ibv->channel != nullptr) {
-      reply.comp_events -=
-          DrainEvents(&context->drain_mutex, ibv->channel->fd, sizeof(uint64_t), element);
+      reply.comp_events -= completions.Take(sizeof(uint64_t), element);
     }
     if (reply.async_events != 0) {
-      reply.async_events -= DrainEvents(&context->drain_mutex, ibv->context->async_fd,
-                                        sizeof(abi::AsyncEventRecord), element);
+      reply.async_events -= events.Take(sizeof(abi::AsyncEventRecord), element);
     }
     WaitForAcks(ibv, reply.comp_events, reply.async_events);
   } else if (DestroyResult(context, error) != 0) {

@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -51,34 +53,34 @@ bool WriteBack(int fd, const uint8_t* record, size_t size) {
   return false;
 }
 
-uint32_t DrainInTurn(int fd, size_t record_bytes, uint64_t element) {
-  const int reader = ReopenPipe(fd, O_RDONLY);
-  if (reader < 0) return 0;
-  const int writer = ReopenPipe(fd, O_WRONLY);
-  if (writer < 0) {
-    close(reader);
-    return 0;
-  }
+uint32_t DrainInTurn(int pipe, size_t record_bytes, uint64_t element) {
   uint32_t drained = 0;
   Records others;
   uint8_t record[16];
   for (uint32_t i = 0; i < kMaxRecords; ++i) {
-    if (read(reader, record, record_bytes) != static_cast<ssize_t>(record_bytes)) break;
+    if (read(pipe, record, record_bytes) != static_cast<ssize_t>(record_bytes)) break;
     uint64_t found;
     memcpy(&found, record, sizeof(found));
     if (found == element) {
       ++drained;
     } else if (!others.Add(record, record_bytes)) {
-      WriteBack(writer, record, record_bytes);
+      WriteBack(pipe, record, record_bytes);
       break;
     }
   }
   for (size_t at = 0; at < others.used; at += record_bytes) {
-    WriteBack(writer, others.bytes + at, record_bytes);
+    WriteBack(pipe, others.bytes + at, record_bytes);
   }
-  close(reader);
-  close(writer);
   return drained;
+}
+
+// The application may have closed a descriptor of ours, and the number may now
+// be a file of its own. fstat() is interposed by our preload.
+bool IsSameFile(int a, int b) {
+  struct stat of_a;
+  struct stat of_b;
+  return syscall(SYS_fstat, a, &of_a) == 0 && syscall(SYS_fstat, b, &of_b) == 0 &&
+         of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
 }  // namespace
@@ -91,11 +93,63 @@ int ReopenPipe(int fd, int access) {
   return KeepOffStandardFds(opened < 0 ? -errno : opened);
 }
 
-uint32_t DrainEvents(pthread_mutex_t* turn, int fd, size_t record_bytes, uint64_t element) {
+void FillReserve(ReserveFds* reserve, int cmd_fd) {
+  for (int& fd : reserve->fd) {
+    const int duplicate =
+        static_cast<int>(syscall(SYS_fcntl, cmd_fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    fd = duplicate < 0 ? 0 : duplicate;
+  }
+}
+
+void FreeReserve(ReserveFds* reserve, int cmd_fd) {
+  for (int& fd : reserve->fd) {
+    if (fd != 0 && IsSameFile(fd, cmd_fd)) close(fd);
+    fd = 0;
+  }
+}
+
+int EventDrain::Open(int pipe_fd) {
   const NoCancellation no_cancellation;
-  pthread_mutex_lock(turn);
-  const uint32_t drained = DrainInTurn(fd, record_bytes, element);
-  pthread_mutex_unlock(turn);
+  pipe_ = ReopenPipe(pipe_fd, O_RDWR);
+  if (pipe_ >= 0) return 0;
+  if (pipe_ != -EMFILE && pipe_ != -ENFILE) {
+    // No way to the pipe at all (no /proc): fine as long as nothing is unread.
+    int unread = 0;
+    return ioctl(pipe_fd, FIONREAD, &unread) == 0 && unread == 0 ? 0 : -pipe_;
+  }
+  pthread_mutex_lock(turn_);
+  for (int i = 0; i < ReserveFds::kCount && pipe_ < 0; ++i) {
+    const int spare = reserve_->fd[i];
+    reserve_->fd[i] = 0;
+    if (spare == 0 || !IsSameFile(spare, cmd_fd_)) continue;
+    close(spare);
+    pipe_ = ReopenPipe(pipe_fd, O_RDWR);
+    from_reserve_ = i;
+  }
+  pthread_mutex_unlock(turn_);
+  return pipe_ < 0 ? -pipe_ : 0;
+}
+
+EventDrain::~EventDrain() {
+  if (pipe_ < 0) return;
+  if (from_reserve_ < 0) {
+    close(pipe_);
+    return;
+  }
+  // In one step, so that no other thread gets the number meanwhile.
+  const bool back = syscall(SYS_dup3, cmd_fd_, pipe_, O_CLOEXEC) == pipe_;
+  if (!back) close(pipe_);
+  pthread_mutex_lock(turn_);
+  reserve_->fd[from_reserve_] = back ? pipe_ : 0;
+  pthread_mutex_unlock(turn_);
+}
+
+uint32_t EventDrain::Take(size_t record_bytes, uint64_t element) {
+  if (pipe_ < 0) return 0;
+  const NoCancellation no_cancellation;
+  pthread_mutex_lock(turn_);
+  const uint32_t drained = DrainInTurn(pipe_, record_bytes, element);
+  pthread_mutex_unlock(turn_);
   return drained;
 }
 

@@ -144,6 +144,7 @@ int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hell
   context->verbs.context.num_comp_vectors =
       reply.attributes.num_comp_vectors > 0 ? static_cast<int>(reply.attributes.num_comp_vectors)
                                             : 1;
+  FillReserve(&context->reserve, context->verbs.context.cmd_fd);
   // Makes the command descriptor name this context, for good.
   abi::CommandFdContent content;
   const int cmd_fd = context->verbs.context.cmd_fd;
@@ -210,6 +211,7 @@ int OpenContext(Context* context, const Device* device) {
 
 void ReleaseContext(Context* context) {
   if (context->channel_open) context->channel.Close();
+  FreeReserve(&context->reserve, context->verbs.context.cmd_fd);
   // A forked child does not have the page, and may have something else there.
   if (context->guard_page != nullptr && context->guard_owner == getpid()) {
     munmap(context->guard_page, static_cast<size_t>(sysconf(_SC_PAGESIZE)));

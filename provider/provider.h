@@ -19,6 +19,7 @@
 #include "nic_sim/abi/shared_memory.h"
 #include "nic_sim/abi/work_queue.h"
 #include "provider/command_channel.h"
+#include "provider/event_pipe.h"
 #include "provider/spin_lock.h"
 #include "provider/verbs_abi.h"
 
@@ -78,7 +79,8 @@ struct Context {
   pthread_mutex_t create_mutex;
   Segment* segments;  // by number, under create_mutex
   uint32_t segment_count;
-  pthread_mutex_t drain_mutex;  // see DrainEvents
+  pthread_mutex_t drain_mutex;  // see EventDrain
+  ReserveFds reserve;           // under drain_mutex
 
   bool DeviceDead() const { return status->device_dead.load(std::memory_order_acquire) != 0; }
 };

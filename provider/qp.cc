@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "provider/event_pipe.h"
 #include "provider/provider.h"
 
 namespace verbena::provider {
@@ -179,14 +178,16 @@ ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
 int DestroyQp(ibv_qp* ibv) {
   Qp* qp = ToQp(ibv);
   Context* context = ToContext(ibv->context);
+  EventDrain events(&context->drain_mutex, &context->reserve, ibv->context->cmd_fd);
+  int error = context->DeviceDead() ? 0 : events.Open(ibv->context->async_fd);
+  if (error != 0) return error;
   abi::DestroyReply reply = {};
-  const int error = DestroyOnDevice(context, ibv->handle, &reply);
+  error = DestroyOnDevice(context, ibv->handle, &reply);
   if (error != 0 && DestroyResult(context, error) != 0) return error;
   Withdraw(context, qp);
   if (error == 0 && reply.async_events != 0) {
     reply.async_events -=
-        DrainEvents(&context->drain_mutex, ibv->context->async_fd, sizeof(abi::AsyncEventRecord),
-                    reinterpret_cast<uint64_t>(ibv));
+        events.Take(sizeof(abi::AsyncEventRecord), reinterpret_cast<uint64_t>(ibv));
     pthread_mutex_lock(&ibv->mutex);
     while (static_cast<int32_t>(reply.async_events - ibv->events_completed) > 0) {
       pthread_cond_wait(&ibv->cond, &ibv->mutex);

@@ -8,11 +8,11 @@
 #include <time.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <mutex>
 
 #include "nic_sim/fabric/packet.h"
+#include "nic_sim/queues/doorbells.h"
 #include "transport/wire/packet_view.h"
 
 namespace verbena::nic {
@@ -112,22 +112,12 @@ void Engine::CheckStarvation() {
 bool Engine::RunDoorbells() {
   bool rung = false;
   for (DoorbellSource* source : sources_) {
-    abi::ContextPage& page = *source->page;
-    for (uint32_t s = 0; s < std::size(page.doorbell_summary); ++s) {
-      if (page.doorbell_summary[s].load(std::memory_order_relaxed) == 0) continue;
-      uint64_t words = page.doorbell_summary[s].exchange(0, std::memory_order_seq_cst);
-      for (; words != 0; words &= words - 1) {
-        const uint32_t word = s * 64 + static_cast<uint32_t>(std::countr_zero(words));
-        uint64_t bits = page.doorbell_bits[word].exchange(0, std::memory_order_seq_cst);
-        for (; bits != 0; bits &= bits - 1) {
-          const uint32_t slot = word * 64 + static_cast<uint32_t>(std::countr_zero(bits));
-          if (slot >= source->qps->size() || (*source->qps)[slot] == nullptr) continue;
-          MarkReady(*(*source->qps)[slot]);
-          ++counters_.doorbells;
-          rung = true;
-        }
-      }
-    }
+    TakeDoorbells(*source->page, [&](uint32_t slot) {
+      if (slot >= source->qps->size() || (*source->qps)[slot] == nullptr) return;
+      MarkReady(*(*source->qps)[slot]);
+      ++counters_.doorbells;
+      rung = true;
+    });
   }
   return rung;
 }
@@ -348,9 +338,7 @@ bool Engine::HasReceived() const {
 bool Engine::HasWork() {
   if (ready_head_ != nullptr || HasReceived()) return true;
   for (DoorbellSource* source : sources_) {
-    for (const auto& word : source->page->doorbell_summary) {
-      if (word.load(std::memory_order_acquire) != 0) return true;
-    }
+    if (HasDoorbell(*source->page)) return true;
   }
   return NextDeadline() <= now_;
 }

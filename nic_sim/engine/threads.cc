@@ -3,7 +3,6 @@
 // Engine threads: start, run, sleep and wake. The protocol that loses no
 // wake-up is described at abi::WakePage.
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -17,6 +16,7 @@
 
 #include "nic_sim/engine/engine.h"
 #include "nic_sim/env/dpdk_env.h"
+#include "nic_sim/queues/doorbells.h"
 
 namespace verbena::nic {
 
@@ -39,16 +39,6 @@ Time Now() {
   timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);
   return Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
-}
-
-void FutexWait(std::atomic<uint32_t>* word, uint32_t value, Duration limit) {
-  const timespec ts{.tv_sec = limit.ns() / 1'000'000'000, .tv_nsec = limit.ns() % 1'000'000'000};
-  // Shared, not private: applications wake it through their own mapping.
-  syscall(SYS_futex, word, FUTEX_WAIT, value, &ts, nullptr, 0);
-}
-
-void FutexWake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 // Lets a woken engine thread run before the application that woke it and that
@@ -221,8 +211,7 @@ void Engine::RunUntilIdle() {
 
 void Engine::Sleep(uint32_t index) {
   abi::WakeWord& word = wake_->threads[index];
-  word.armed.store(1, std::memory_order_seq_cst);
-  abi::FullFence();
+  Arm(word);
   Duration limit = Duration::Milliseconds(abi::kMaxSleepMs);
   if (lock_.TryLockForEngine()) {
     engine_holds_lock_.store(true, std::memory_order_seq_cst);
@@ -235,22 +224,17 @@ void Engine::Sleep(uint32_t index) {
     engine_holds_lock_.store(false, std::memory_order_seq_cst);
     lock_.unlock();
     if (work || stop_.load()) {
-      word.armed.store(0, std::memory_order_seq_cst);
+      Disarm(word);
       return;
     }
   } else if (!engine_holds_lock_.load(std::memory_order_seq_cst)) {
-    word.armed.store(0, std::memory_order_seq_cst);  // a control call: look again
+    Disarm(word);  // a control call: look again
     return;
   }
-  FutexWait(&word.armed, 1, limit);
-  word.armed.store(0, std::memory_order_seq_cst);
+  Wait(word, limit);
 }
 
-void Engine::Wake(uint32_t index) {
-  if (wake_->threads[index].armed.exchange(0, std::memory_order_seq_cst) == 1) {
-    FutexWake(&wake_->threads[index].armed);
-  }
-}
+void Engine::Wake(uint32_t index) { nic::Wake(wake_->threads[index]); }
 
 void Engine::Kick() {
   abi::FullFence();

@@ -2,6 +2,8 @@
 //
 // Polling, arming, events, and the death of the device.
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -277,6 +279,59 @@ TEST_F(QpInRts, UnreadQpEventsDisappearWithTheQp) {
   ibv_ack_async_event(&event);
 }
 
+// Takes every descriptor that this process may have, for as long as it lives.
+class NoDescriptorsLeft {
+ public:
+  NoDescriptorsLeft() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few = {256, before_.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd; (fd = dup(STDERR_FILENO)) >= 0;) taken_.push_back(fd);
+  }
+  ~NoDescriptorsLeft() {
+    for (const int fd : taken_) close(fd);
+    setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  void GiveBackOne() {
+    close(taken_.back());
+    taken_.pop_back();
+  }
+
+ private:
+  rlimit before_ = {};
+  std::vector<int> taken_;
+};
+
+TEST_F(QpInRts, DestroyWithAnUnreadEventNeedsNoFreeDescriptor) {
+  for (int round = 0; round < 3; ++round) {  // what was used is there again
+    ibv_qp* doomed = MakeQp();
+    ASSERT_NE(doomed, nullptr);
+    device_.SendQpEvent(doomed->handle, IBV_EVENT_QP_FATAL);
+    const NoDescriptorsLeft full;
+    ASSERT_EQ(ibv_destroy_qp(doomed), 0);
+  }
+}
+
+// The application has closed all that it does not know; with room again it can go on.
+TEST_F(QpInRts, DestroyThatCannotDrainFailsAndChangesNothing) {
+  ibv_qp* doomed = MakeQp();
+  ASSERT_NE(doomed, nullptr);
+  device_.SendQpEvent(doomed->handle, IBV_EVENT_QP_FATAL);
+  struct stat command = {};
+  ASSERT_EQ(fstat(context_->cmd_fd, &command), 0);
+  for (int fd = STDERR_FILENO + 1; fd < 256; ++fd) {
+    struct stat other = {};
+    if (fd != context_->cmd_fd && fstat(fd, &other) == 0 && other.st_ino == command.st_ino &&
+        other.st_dev == command.st_dev) {
+      close(fd);
+    }
+  }
+  NoDescriptorsLeft full;
+  EXPECT_EQ(ibv_destroy_qp(doomed), EMFILE);
+  full.GiveBackOne();
+  EXPECT_EQ(ibv_destroy_qp(doomed), 0);
+}
+
 class ChannelOfTwoCqs : public OpenedDevice {
  protected:
   void SetUp() override {
@@ -327,6 +382,13 @@ TEST_F(ChannelOfTwoCqs, UnreadEventsDisappearWithTheirCqOnly) {
   ibv_cq* none = nullptr;
   EXPECT_NE(ibv_get_cq_event(channel_, &none, &cq_context), 0);
   ibv_ack_cq_events(cq, 1);
+}
+
+TEST_F(ChannelOfTwoCqs, DestroyWithUnreadEventsNeedsNoFreeDescriptor) {
+  device_.SendCompEvent(first_->handle);
+  const NoDescriptorsLeft full;
+  EXPECT_EQ(ibv_destroy_cq(first_), 0);
+  first_ = nullptr;
 }
 
 TEST_F(ChannelOfTwoCqs, DestroyWaitsForAcknowledgement) {

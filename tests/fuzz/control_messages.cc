@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Messages to the daemon's socket: the real control server over the real device
+// (no engine threads), with clients that say Hello well or badly, send commands
+// and JSON requests, valid ones with patches or plain bytes, cut or too long,
+// with descriptors of the right and of the wrong kind. Each whole request has an
+// answer of the right form in bounded time or ends the connection; at the end
+// nothing of the clients is left.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "nic_sim/ctrl/device_hardware.h"
+#include "nic_sim/ctrl/server.h"
+#include "nic_sim/device/device.h"
+#include "nic_sim/supervisor/seqpacket.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tests/unit/nic_sim/ctrl/test_client.h"
+
+namespace verbena::fuzz {
+namespace {
+
+using nic::UniqueFd;
+using Bytes = std::vector<std::byte>;
+
+constexpr int kMaxSteps = 40;
+constexpr int kAnswerMs = 10000;  // far beyond what any request takes
+
+alignas(4096) std::byte g_guard[4096];
+
+// The server with its device, for the life of the process.
+class Daemon {
+ public:
+  static Daemon& Get() {
+    static Daemon* const daemon = new Daemon;
+    return *daemon;
+  }
+
+  const std::string& path() const { return path_; }
+
+  // A request may have ended it.
+  void EnsureRunning() {
+    if (running_ && !ended_) return;
+    if (running_) thread_.join();
+    server_ = std::make_unique<nic::Server>(hardware_.get(), nullptr, Options());
+    const std::string error = server_->Listen(path_, -1);
+    if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
+    FUZZ_CHECK(error.empty());
+    ended_ = false;
+    running_ = true;
+    thread_ = std::thread([this] {
+      server_->Run();
+      ended_ = true;
+    });
+  }
+
+  // All connections are closed by the caller.
+  void CheckNothingStays() {
+    const bool gone = nic::Eventually([this] {
+      const std::lock_guard lock(device_->lock());
+      return device_->context_count() == 0;
+    });
+    FUZZ_CHECK(gone);
+    const std::lock_guard lock(device_->lock());
+    hardware_->ClearRules(0);
+    for (const char* what : {"pd", "mr", "cq", "qp"}) {
+      FUZZ_CHECK(device_->List(what)["items"].empty());
+    }
+  }
+
+ private:
+  Daemon() {
+    spdlog::set_level(spdlog::level::off);
+    char folder[] = "/tmp/verbena-fuzz-XXXXXX";
+    FUZZ_CHECK(mkdtemp(folder) != nullptr);
+    path_ = std::string(folder) + "/d.sock";
+    nic::DeviceOptions options;
+    options.instance = "fuzz-" + std::to_string(getpid());
+    options.run_folder = folder;
+    options.nics = 2;
+    options.mode = nic::DeviceOptions::Mode::kManual;
+    std::string error;
+    device_ = nic::Device::Start(options, &error);
+    if (device_ == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
+    FUZZ_CHECK(device_ != nullptr);
+    hardware_ = nic::MakeDeviceHardware(device_.get());
+    static std::string cleanup;
+    cleanup = folder;
+    std::atexit([] {
+      unlink((cleanup + "/d.sock").c_str());
+      rmdir(cleanup.c_str());
+    });
+  }
+
+  static nic::ServerOptions Options() {
+    nic::ServerOptions options;
+    options.daemon = {.name = "fuzz", .socket = "d.sock", .system = false, .pid = getpid()};
+    return options;
+  }
+
+  std::string path_;
+  std::unique_ptr<nic::Device> device_;
+  std::unique_ptr<nic::Hardware> hardware_;
+  std::unique_ptr<nic::Server> server_;
+  std::thread thread_;
+  bool running_ = false;
+  std::atomic<bool> ended_{false};
+};
+
+template <typename T>
+Bytes BytesOf(const T& message) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&message);
+  return {begin, begin + sizeof(message)};
+}
+
+struct Connection {
+  std::unique_ptr<nic::Client> client;
+  enum class Kind { kNew, kDevice, kControl } kind = Kind::kNew;
+  std::map<uint16_t, uint32_t> handles;  // of the newest object, by the command that made it
+  bool unasked = false;                  // a capture may say a last word at any time
+};
+
+class Conversation {
+ public:
+  explicit Conversation(Input input) : input_(input) {}
+
+  void Run() {
+    for (int step = 0; step < kMaxSteps && !input_.empty(); ++step) {
+      Daemon::Get().EnsureRunning();
+      const uint8_t op = input_.U8();
+      Connection& c = connections_[op >> 6 & 1];
+      if (c.client == nullptr) {
+        c = Connection();
+        c.client = std::make_unique<nic::Client>(Daemon::Get().path());
+        if (!c.client->connected()) {  // ended between the look and the connect
+          c.client.reset();
+          continue;
+        }
+      }
+      if (c.kind == Connection::Kind::kNew) {
+        SendHello(c, op);
+      } else if ((op & 0x3f) == 0x3f) {
+        c.client.reset();
+      } else if (c.kind == Connection::Kind::kDevice) {
+        SendCommand(c);
+      } else {
+        SendRequest(c);
+      }
+    }
+  }
+
+ private:
+  // Changes the bytes of a valid message: numbers at places, then the length.
+  void Patch(Bytes* message) {
+    const uint8_t bits = input_.U8();
+    for (int i = 0; i < (bits & 3) && !message->empty(); ++i) {
+      const size_t at = input_.U8() % message->size();
+      const uint64_t value = (bits & 4) != 0 ? input_.U64() : input_.U8();
+      const size_t width = std::min<size_t>((bits & 4) != 0   ? 8
+                                            : (bits & 8) != 0 ? 4
+                                                              : 1,
+                                            message->size() - at);
+      std::memcpy(message->data() + at, &value, width);
+    }
+    if ((bits & 0xe0) == 0xe0) message->resize(input_.U16() % 5000);
+  }
+
+  std::vector<UniqueFd> SomeFds() {
+    std::vector<UniqueFd> fds;
+    const uint8_t bits = input_.U8();
+    for (int i = 0; i < (bits & 3); ++i) {
+      const uint8_t kind = i == 0 ? bits >> 2 & 7 : input_.U8() & 7;
+      switch (kind) {
+        case 0:
+          fds.emplace_back(open("/proc/self/mem", O_RDWR | O_CLOEXEC));
+          break;
+        case 1:
+        case 2: {
+          int ends[2];
+          FUZZ_CHECK(pipe2(ends, O_CLOEXEC) == 0);
+          fds.emplace_back(ends[kind == 1 ? 1 : 0]);
+          other_ends_.emplace_back(ends[kind == 1 ? 0 : 1]);
+          break;
+        }
+        case 3:
+          fds.emplace_back(open("/dev/null", O_WRONLY | O_CLOEXEC));
+          break;
+        case 4:
+          fds.emplace_back(memfd_create("fuzz", MFD_CLOEXEC));
+          break;
+        case 5:
+          fds.emplace_back(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+          break;
+        case 6:
+          fds.emplace_back(open("/dev/full", O_WRONLY | O_CLOEXEC));
+          break;
+        default:
+          fds.emplace_back(open("/", O_PATH | O_CLOEXEC));
+          break;
+      }
+    }
+    return fds;
+  }
+
+  bool Send(Connection& c, const Bytes& message, const std::vector<UniqueFd>& fds) {
+    std::vector<int> numbers;
+    for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
+    if (nic::SendMessage(c.client->fd(), message, numbers) == 0) return true;
+    c.client.reset();
+    return false;
+  }
+
+  // The next message; empty when the connection ended. Never nothing.
+  Bytes Receive(Connection& c) {
+    if (!nic::Readable(c.client->fd(), kAnswerMs)) {
+      // The last word of a capture takes as long as its output.
+      FUZZ_CHECK(c.unasked);
+      c.client.reset();
+      return {};
+    }
+    static Bytes buffer(abi::kMaxControlRequestBytes);
+    const nic::ReceivedMessage got = nic::ReceiveMessage(c.client->fd(), buffer);
+    if (got.kind != nic::ReceivedMessage::Kind::kMessage) {
+      c.client.reset();
+      return {};
+    }
+    FUZZ_CHECK(!got.truncated);
+    return {buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(got.bytes)};
+  }
+
+  void SendHello(Connection& c, uint8_t op) {
+    const uint64_t magic = 0x1234567890abcdef;
+    std::memcpy(g_guard, &magic, sizeof magic);
+    abi::Hello hello = nic::GoodHello((op & 0x20) != 0 ? 1 : 0);
+    hello.guard_address = reinterpret_cast<uint64_t>(g_guard);
+    hello.guard_magic = magic;
+    if ((op & 0x10) != 0) hello.kind = abi::kClientControl;
+    Bytes message = BytesOf(hello);
+    if ((op & 0x10) != 0) message.resize(8);
+    std::vector<UniqueFd> fds;
+    if ((op & 0x08) != 0) {
+      Patch(&message);
+      fds = SomeFds();
+      // A page of the target itself is no guard: the device writes the magic to it.
+      if (message.size() >= sizeof hello) {
+        std::memcpy(&hello, message.data(), sizeof hello);
+        if (hello.guard_magic == 0 || hello.guard_address % 4096 != 0) return;
+      }
+    }
+    if (!Send(c, message, fds)) return;
+    if (message.size() >= 8 && std::memcmp(message.data(), &abi::kMagic, 4) == 0 &&
+        message[4] == std::byte{abi::kClientControl} && message[5] == std::byte{0} &&
+        message[6] == std::byte{0} && message[7] == std::byte{0}) {
+      c.kind = Connection::Kind::kControl;  // no answer
+      return;
+    }
+    const Bytes answer = Receive(c);
+    if (answer.empty()) return;
+    FUZZ_CHECK(answer.size() == sizeof(abi::HelloReply));
+    abi::HelloReply reply;
+    std::memcpy(&reply, answer.data(), sizeof reply);
+    FUZZ_CHECK(reply.magic == abi::kMagic && reply.error >= 0);
+    if (reply.error != 0) {
+      FUZZ_CHECK(Receive(c).empty());
+      return;
+    }
+    c.kind = Connection::Kind::kDevice;
+  }
+
+  Bytes MakeCommand(Connection& c, uint16_t op) {
+    const auto handle = [&c](uint16_t maker) { return c.handles[maker]; };
+    const auto simple = [op](uint32_t number) {
+      abi::HandleRequest request{};
+      request.header = {op, sizeof request, 1};
+      request.handle = number;
+      return BytesOf(request);
+    };
+    switch (op) {
+      case abi::kCmdDeallocPd:
+        return simple(handle(abi::kCmdAllocPd));
+      case abi::kCmdRegMr: {
+        abi::RegMrRequest request{};
+        request.header = {op, sizeof request, 2};
+        request.pd = handle(abi::kCmdAllocPd);
+        request.access = 15;
+        request.address = request.iova = reinterpret_cast<uint64_t>(g_guard);
+        request.length = 100;
+        return BytesOf(request);
+      }
+      case abi::kCmdDeregMr:
+        return simple(handle(abi::kCmdRegMr));
+      case abi::kCmdCreateCq: {
+        abi::CreateCqRequest request{};
+        request.header = {op, sizeof request, 3};
+        request.cqe = 16;
+        request.user_handle = 5;
+        return BytesOf(request);
+      }
+      case abi::kCmdDestroyCq:
+        return simple(handle(abi::kCmdCreateCq));
+      case abi::kCmdCreateQp: {
+        abi::CreateQpRequest request{};
+        request.header = {op, sizeof request, 4};
+        request.pd = handle(abi::kCmdAllocPd);
+        request.send_cq = request.recv_cq = handle(abi::kCmdCreateCq);
+        request.type = 2;
+        request.caps = {4, 4, 2, 2, 16};
+        return BytesOf(request);
+      }
+      case abi::kCmdModifyQp: {
+        abi::ModifyQpRequest request{};
+        request.header = {op, sizeof request, 5};
+        request.handle = handle(abi::kCmdCreateQp);
+        const uint8_t state = input_.U8() & 7;
+        // What each step of a connection needs; the patches make it wrong.
+        static constexpr uint32_t kMasks[] = {0x1, 0x39, 0x121181, 0x12e01, 0x1, 0x1, 0x1, 0x1};
+        request.mask = kMasks[state];
+        request.attr.state = state;
+        request.attr.port_num = request.attr.path_mtu = 1;
+        request.attr.access_flags = 15;
+        request.attr.ah.is_global = request.attr.ah.port_num = request.attr.ah.sgid_index = 1;
+        const uint8_t gid[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 88, 0, 1};
+        std::memcpy(request.attr.ah.dgid, gid, sizeof gid);
+        return BytesOf(request);
+      }
+      case abi::kCmdQueryQp:
+      case abi::kCmdDestroyQp:
+        return simple(handle(abi::kCmdCreateQp));
+      case abi::kCmdCreateAh: {
+        abi::CreateAhRequest request{};
+        request.header = {op, sizeof request, 6};
+        request.pd = handle(abi::kCmdAllocPd);
+        request.attr.is_global = request.attr.port_num = request.attr.dgid[0] = 1;
+        return BytesOf(request);
+      }
+      case abi::kCmdDestroyAh:
+        return simple(handle(abi::kCmdCreateAh));
+      case abi::kCmdQueryPort:
+        return simple(1);
+      default:
+        return simple(0);
+    }
+  }
+
+  void SendCommand(Connection& c) {
+    const uint8_t bits = input_.U8();
+    const uint16_t op = bits % (abi::kCmdGetSegment + 2);
+    Bytes message = MakeCommand(c, op);
+    std::vector<UniqueFd> fds;
+    if ((bits & 0x40) != 0) Patch(&message);
+    if ((bits & 0x80) != 0) {
+      fds = SomeFds();
+      if (op == abi::kCmdCreateCq && message.size() == sizeof(abi::CreateCqRequest)) {
+        message[offsetof(abi::CreateCqRequest, has_channel)] = std::byte{1};
+      }
+    }
+    if (message.empty()) return;  // means the end of a connection
+    if (!Send(c, message, fds)) return;
+    const Bytes answer = Receive(c);
+    if (answer.empty()) return;
+    FUZZ_CHECK(answer.size() >= sizeof(abi::ReplyHeader));
+    abi::HandleReply reply{};
+    std::memcpy(&reply, answer.data(), std::min(answer.size(), sizeof reply));
+    FUZZ_CHECK(reply.header.error >= 0 && reply.header.error < 4096);
+    if (reply.header.error == 0) c.handles[op] = reply.handle;
+  }
+
+  void SendRequest(Connection& c) {
+    static constexpr std::string_view kRequests[] = {
+        R"({"op":"version"})",
+        R"({"op":"status"})",
+        R"({"op":"list","what":"context"})",
+        R"({"op":"list","what":"qp"})",
+        R"({"op":"counters","dev":"verbena1"})",
+        R"({"op":"fault_add","rule":"drop nth=3"})",
+        R"({"op":"fault_list"})",
+        R"({"op":"fault_clear","id":1})",
+        R"({"op":"dump"})",
+        R"({"op":"capture","stage":"after","dev":"verbena0"})",
+        R"({"op":"capture","stage":"before","count":1})",
+        R"({"op":"capture_stop"})",
+        R"({"op":"shutdown"})",
+        R"({"op":"fault_add","rule":)",
+        R"({"op":"list","what":)",
+        "",
+    };
+    const uint8_t bits = input_.U8();
+    std::string text(kRequests[bits & 15]);
+    // Stopping the server costs as much as a thousand requests.
+    if ((bits & 15) == 12 && input_.Below(64) != 63) return;
+    if ((bits & 0x40) != 0 || text.empty() || text.back() == ':') {
+      const auto more = input_.Bytes(input_.Below(64));
+      text.append(reinterpret_cast<const char*>(more.data()), more.size());
+    }
+    Bytes message(text.size());
+    if (!text.empty()) std::memcpy(message.data(), text.data(), text.size());
+    if ((bits & 0x20) != 0) Patch(&message);
+    std::vector<UniqueFd> fds;
+    if ((bits & 0x80) != 0 || text.find("capture\"") != std::string::npos) fds = SomeFds();
+    if (message.empty() || !Send(c, message, fds)) return;
+    c.unasked |= text.find("capture") != std::string::npos;
+    std::string whole;
+    for (;;) {
+      const Bytes piece = Receive(c);
+      if (piece.empty()) return;
+      const char first = static_cast<char>(piece[0]);
+      FUZZ_CHECK(first == 'M' || first == 'L');
+      whole.append(reinterpret_cast<const char*>(piece.data()) + 1, piece.size() - 1);
+      if (first == 'L') break;
+    }
+    const auto answer = nlohmann::json::parse(whole, nullptr, /*allow_exceptions=*/false);
+    FUZZ_CHECK(answer.is_object());
+  }
+
+  Input input_;
+  Connection connections_[2];
+  std::vector<UniqueFd> other_ends_;
+};
+
+}  // namespace
+}  // namespace verbena::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace verbena::fuzz;
+  Daemon::Get().EnsureRunning();
+  { Conversation(Input(data, size)).Run(); }
+  Daemon::Get().CheckNothingStays();
+  return 0;
+}
