@@ -255,7 +255,6 @@ TEST(OpenContext, OtherUsersMemoryIsReachedOnlyThroughWhatTheyOpened) {
     nic::Context* context = nullptr;
     int fd = -1;
     std::string why;
-    const std::lock_guard lock(device.lock());
     const int error =
         device.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = mem_fd},
                            &reply, &fd, &context, &why);
