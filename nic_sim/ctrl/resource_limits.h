@@ -59,7 +59,7 @@ inline constexpr UserLimits kOtherUserLimits = {
     .mrs = kMaxMr / 4,
     .ahs = kMaxAh / 4,
     .channels = 1024,
-    .ring_bytes = uint64_t{2} << 30,
+    .ring_bytes = uint64_t{1} << 30,
 };
 
 // `node_guid` as in memory, network byte order.

@@ -30,6 +30,10 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr int kBacklog = 256;
 constexpr int kConnectionsInARow = 16;
+// Connections that are taken: so many at once, then so many per second. A flood waits in connect().
+constexpr double kMaxConnectionBurst = 1024;
+constexpr double kConnectionsPerSecond = 1000;
+constexpr int kAcceptPauseMs = 5;
 constexpr size_t kMaxUsers = 64;
 constexpr int kLinkDrainMs = 1000;
 constexpr Milliseconds kLoopEnd(4500);  // a capture may take 3 s of it
@@ -76,6 +80,7 @@ class Server::Impl {
   void HandleLink();
   void CheckIdle();
   void Accept();
+  void ResumeAccepting();
   UserLoop* LoopOf(uid_t uid);
   bool Finish();
 
@@ -88,6 +93,9 @@ class Server::Impl {
   bool supervisor_gone_ = false;
   bool link_wants_output_ = false;
   uint64_t next_number_ = 1;
+  double accept_credit_ = kMaxConnectionBurst;
+  Clock::time_point accept_credit_time_ = Clock::now();
+  bool accept_paused_ = false;
   std::map<uid_t, std::unique_ptr<UserLoop>> loops_;  // root's are the daemon's own user's
   bool idle_ = true;                                  // no connection, since the last look
   Clock::time_point idle_end_;
@@ -137,6 +145,7 @@ bool Server::Impl::Run() {
       break;
     }
     for (int i = 0; i < count; ++i) Handle(events[i].data.u64);
+    ResumeAccepting();
     CheckIdle();
     HandleLink();
   }
@@ -144,6 +153,7 @@ bool Server::Impl::Run() {
 }
 
 int Server::Impl::WaitMilliseconds() {
+  if (accept_paused_) return kAcceptPauseMs;
   if (shared_.options.exit_idle_s == 0 || shared_.connections != 0) return -1;
   const auto left = std::chrono::ceil<Milliseconds>(idle_end_ - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 3'600'000));
@@ -204,8 +214,24 @@ void Server::Impl::HandleLink() {
   }
 }
 
+void Server::Impl::ResumeAccepting() {
+  const Clock::time_point now = Clock::now();
+  const std::chrono::duration<double> passed = now - accept_credit_time_;
+  accept_credit_time_ = now;
+  accept_credit_ =
+      std::min(kMaxConnectionBurst, accept_credit_ + passed.count() * kConnectionsPerSecond);
+  if (!accept_paused_ || accept_credit_ < 1) return;
+  accept_paused_ = false;
+  Watch(listen_.get(), kTagListen, EPOLLIN, EPOLL_CTL_MOD);
+}
+
 void Server::Impl::Accept() {
   for (int i = 0; i < kConnectionsInARow; ++i) {
+    if (accept_credit_ < 1) {
+      accept_paused_ = true;
+      Watch(listen_.get(), kTagListen, 0, EPOLL_CTL_MOD);
+      return;
+    }
     UniqueFd socket(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno != EMFILE && errno != ENFILE) return;
@@ -216,6 +242,7 @@ void Server::Impl::Accept() {
       reserve_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
       return;
     }
+    accept_credit_ -= 1;
     auto c = std::make_unique<Connection>();
     socklen_t size = sizeof(c->peer);
     if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &c->peer, &size) != 0) continue;

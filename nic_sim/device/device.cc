@@ -101,7 +101,7 @@ int Device::status_page_fd() const { return state_->status.fd(); }
 int Device::status_page_readonly_fd() const { return state_->status_readonly; }
 Fabric& Device::fabric() { return state_->engine->fabric(); }
 size_t Device::context_count() const { return state_->context_count; }
-void Device::Kick() { state_->engine->main_shard().Kick(); }
+void Device::Kick() { state_->engine->Kick(); }
 bool Device::RunPass(transport::Time now) { return state_->engine->RunPassAt(now); }
 
 const abi::DeviceAttributes& Device::attributes(size_t nic) const {

@@ -16,7 +16,7 @@ constexpr size_t kCpusForSpinning = 4;
 constexpr uint32_t kPackets = 8192;
 constexpr uint32_t kPacketsOfOthers = 4096;  // of each shard but the first
 constexpr uint32_t kMemoryMib = 256;
-constexpr uint32_t kSystemMemoryMib = 512;  // touched only as it is used
+constexpr uint32_t kSystemMemoryMib = 1024;  // touched only as it is used
 // DPDK knows 128 threads, a few of them its own.
 constexpr size_t kMaxThreads = 120;
 
@@ -124,6 +124,13 @@ Shard* Engine::AddShard(std::string* error) {
       },
       error);
   return shards_[id].get();
+}
+
+void Engine::Kick() {
+  const std::lock_guard guard(mutex_);
+  for (const auto& shard : shards_) {
+    if (shard != nullptr) shard->Kick();
+  }
 }
 
 bool Engine::RunPassAt(transport::Time now) {

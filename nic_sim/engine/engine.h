@@ -47,6 +47,9 @@ class Engine final : public PacketSteering {
   // With DeviceOptions::Mode::kManual; see Device::RunPass.
   bool RunPassAt(transport::Time now);
 
+  // Wakes all shards, as doorbells do.
+  void Kick();
+
   ShardId OwnerOf(PortId port, uint32_t qpn) const override;
 
  private:

@@ -160,7 +160,8 @@ class FakeHardware final : public Hardware {
     contexts_.erase(context);
   }
 
-  nlohmann::json List(std::string_view what, std::optional<uid_t>) const override {
+  nlohmann::json List(std::string_view what, std::optional<uid_t> user) const override {
+    listed_user = user;
     if (what != "qp") return nullptr;
     nlohmann::json items = nlohmann::json::array();
     for (size_t i = 0; i < list_items; ++i) items.push_back({{"qpn", i}, {"comm", "a\xff"}});
@@ -226,6 +227,7 @@ class FakeHardware final : public Hardware {
 
   int open_error = 0;
   size_t list_items = 1;
+  mutable std::optional<uid_t> listed_user;
 
  private:
   struct Capture {

@@ -25,19 +25,21 @@ void WriteSges(std::byte* to, const std::vector<abi::Sge>& sges) {
 }
 }  // namespace
 
-std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict) {
+std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict, bool system) {
   std::string error;
   nic::DeviceOptions options;
   options.instance = "test-" + std::to_string(getpid());
   options.run_folder = ::testing::TempDir();
   options.nics = nics;
   options.strict = strict;
+  options.system = system;
   auto device = nic::Device::Start(options, &error);
   EXPECT_NE(device, nullptr) << error;
   return device;
 }
 
-RawClient::RawClient(nic::Device& device, uint32_t index) : device_(device), index_(index) {
+RawClient::RawClient(nic::Device& device, uint32_t index, uid_t uid)
+    : device_(device), index_(index) {
   guard_ = static_cast<std::byte*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   std::memcpy(guard_, &kGuardMagic, sizeof kGuardMagic);
@@ -48,8 +50,11 @@ RawClient::RawClient(nic::Device& device, uint32_t index) : device_(device), ind
   abi::HelloReply reply{};
   int fd = -1;
   std::string why;
-  const int error = device_.OpenContext(hello, {.pid = getpid(), .uid = getuid(), .comm = "test"},
-                                        &reply, &fd, &context_, &why);
+  // Other users' memory is only reached through what they opened.
+  const int memory = uid == geteuid() ? -1 : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+  const int error =
+      device_.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = memory},
+                          &reply, &fd, &context_, &why);
   EXPECT_EQ(error, 0) << why;
   page_ = static_cast<abi::ContextPage*>(
       mmap(nullptr, sizeof(abi::ContextPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
