@@ -24,6 +24,7 @@ DeviceOptions MakeDeviceOptions(const DaemonOptions& options, const InstancePath
   device.run_folder = paths.folder;
   device.nics = options.nics;
   device.host = options.host;
+  device.system = options.system;
   device.strict = options.strict;
   device.hugepages = options.hugepages;
   device.pci = options.pci;
@@ -65,14 +66,21 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
   ServerOptions server_options;
   server_options.daemon = {options.name, paths.socket, options.system, getppid()};
   server_options.exit_idle_s = options.exit_idle_s;
+  server_options.control_group = options.control_group;
   const UniqueFd signals = OpenStopSignals();
   Server server(hardware.get(), link, server_options);
   error = server.Listen(paths.socket, signals.get());
   if (!error.empty()) return Fail(link, error);
   spdlog::info("ready: {} NIC{}, socket {}", nics.size(), nics.size() == 1 ? "" : "s",
                paths.socket);
-  server.Run();
+  const bool all_closed = server.Run();
   RemoveInstanceFiles(paths);
+  if (!all_closed) {
+    // Threads wait for memory of applications; only the end of the process ends that.
+    link->Drain(1000);
+    spdlog::shutdown();
+    _exit(0);
+  }
   return 0;
 }
 

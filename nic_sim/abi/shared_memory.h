@@ -12,7 +12,8 @@
 //                   bits, QP and CQ records. Read-write on both sides.
 //   ring segments   few per context, created on demand by the device: SQ, RQ
 //                   and CQ rings. Read-write on both sides.
-//   wake page       one per daemon: how to wake a sleeping engine thread.
+//   wake page       one per user of a daemon: how to wake a sleeping engine
+//                   thread.
 //   status page     one per daemon, read-only for applications.
 // All are memfds created and sealed (no shrink) by the device. docs/PRM.md is
 // the reference for programmers.
@@ -119,9 +120,9 @@ enum EngineMode : uint32_t {
 // then nothing is to be done; otherwise exchange(armed, 0) on the chosen thread
 // and futex_wake (shared) if it was 1. Both read with FullFence in between.
 //
-// All clients write here, so it holds nothing but these words, and the engine
-// sleeps no longer than kMaxSleepMs: a client that spoils them can delay the
-// others by that much.
+// All clients of a user write here, so it holds nothing but these words, and the
+// engine sleeps no longer than kMaxSleepMs: a client that spoils them can delay
+// the others by that much.
 struct WakePage {
   uint32_t reserved[16];
   WakeWord threads[kMaxEngineThreads];

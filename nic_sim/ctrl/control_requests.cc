@@ -66,11 +66,10 @@ struct Request {
   Hardware* hardware;
   const DaemonInfo& daemon;
   size_t clients;
+  ControlAsker asker;
   Fields& fields;
   ControlAnswer* answer;
 };
-
-using Guard = std::lock_guard<ShardLock>;
 
 json NicJson(const NicInfo& nic) {
   json gids = json::array();
@@ -88,10 +87,7 @@ json Version(Request& request) {
 json Status(Request& request) {
   Hardware& hardware = *request.hardware;
   std::vector<NicInfo> nics;
-  {
-    const Guard guard(hardware.lock());
-    for (size_t i = 0; i < hardware.nic_count(); ++i) nics.push_back(hardware.nic_info(i));
-  }
+  for (size_t i = 0; i < hardware.nic_count(); ++i) nics.push_back(hardware.nic_info(i));
   json list = json::array();
   for (const NicInfo& nic : nics) list.push_back(NicJson(nic));
   const bool spinning = hardware.mode() == abi::kEngineSpinning;
@@ -108,8 +104,8 @@ json Status(Request& request) {
 json List(Request& request) {
   const std::string what = request.fields.Text("what", true);
   if (!request.fields.ok()) return {};
-  const Guard guard(request.hardware->lock());
-  json items = request.hardware->List(what);
+  json items = request.hardware->List(
+      what, request.asker.privileged ? std::nullopt : std::optional(request.asker.uid));
   if (items.is_null()) {
     request.fields.Fail(
         fmt::format("cannot list '{}': context, pd, mr, cq and qp are known", what.substr(0, 64)));
@@ -120,7 +116,6 @@ json List(Request& request) {
 json Counters(Request& request) {
   const std::string device = request.fields.Text("dev", false);
   if (!request.fields.ok()) return {};
-  const Guard guard(request.hardware->lock());
   json devices = request.hardware->Counters(device);
   if (devices.is_null()) {
     request.fields.Fail(fmt::format("there is no device '{}'", device.substr(0, 64)));
@@ -133,28 +128,20 @@ json FaultAdd(Request& request) {
   if (rule.size() > kMaxRuleText) request.fields.Fail("the rule is too long");
   if (!request.fields.ok()) return {};
   std::string error;
-  const Guard guard(request.hardware->lock());
   const uint32_t id = request.hardware->AddRule(rule, &error);
   if (id == 0) request.fields.Fail(error.empty() ? "the rule was refused" : error);
   return {{"id", id}};
 }
 
-json FaultList(Request& request) {
-  const Guard guard(request.hardware->lock());
-  return {{"rules", request.hardware->ListRules()}};
-}
+json FaultList(Request& request) { return {{"rules", request.hardware->ListRules()}}; }
 
 json FaultClear(Request& request) {
   const auto id = request.fields.Number("id", 1, std::numeric_limits<uint32_t>::max());
   if (!request.fields.ok()) return {};
-  const Guard guard(request.hardware->lock());
   return {{"removed", request.hardware->ClearRules(static_cast<uint32_t>(id.value_or(0)))}};
 }
 
-json Dump(Request& request) {
-  const Guard guard(request.hardware->lock());
-  return request.hardware->Dump();
-}
+json Dump(Request& request) { return request.hardware->Dump(); }
 
 json Capture(Request& request) {
   ControlAnswer& answer = *request.answer;
@@ -181,25 +168,21 @@ struct Op {
   const char* name;
   std::initializer_list<std::string_view> fields;
   json (*run)(Request& request);
+  bool anyone = false;  // else only who is privileged
 };
 
 const Op kOps[] = {
-    {"version", {}, &Version},
-    {"status", {}, &Status},
-    {"list", {"what"}, &List},
-    {"counters", {"dev"}, &Counters},
-    {"fault_add", {"rule"}, &FaultAdd},
-    {"fault_list", {}, &FaultList},
-    {"fault_clear", {"id"}, &FaultClear},
-    {"capture", {"dev", "stage", "count"}, &Capture},
-    {"capture_stop", {}, &CaptureStop},
-    {"dump", {}, &Dump},
+    {"version", {}, &Version, true},      {"status", {}, &Status, true},
+    {"list", {"what"}, &List, true},      {"counters", {"dev"}, &Counters},
+    {"fault_add", {"rule"}, &FaultAdd},   {"fault_list", {}, &FaultList},
+    {"fault_clear", {"id"}, &FaultClear}, {"capture", {"dev", "stage", "count"}, &Capture},
+    {"capture_stop", {}, &CaptureStop},   {"dump", {}, &Dump},
     {"shutdown", {}, &Shutdown},
 };
 
-ControlAnswer Refusal(std::string_view sentence) {
+ControlAnswer Refusal(std::string_view sentence, const char* errno_name = nullptr) {
   ControlAnswer answer;
-  answer.text = ErrorText(sentence);
+  answer.text = ErrorText(sentence, errno_name);
   return answer;
 }
 
@@ -209,10 +192,14 @@ std::string JsonText(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string ErrorText(std::string_view sentence) { return JsonText({{"error", sentence}}); }
+std::string ErrorText(std::string_view sentence, const char* errno_name) {
+  json error = {{"error", sentence}};
+  if (errno_name != nullptr) error["errno"] = errno_name;
+  return JsonText(error);
+}
 
 ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
-                                   const DaemonInfo& daemon, size_t clients) {
+                                   const DaemonInfo& daemon, size_t clients, ControlAsker asker) {
   const json request = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!request.is_object()) return Refusal("the request is no JSON object");
   Fields fields(request);
@@ -220,10 +207,13 @@ ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
   if (!fields.ok()) return Refusal(fields.error());
   for (const Op& op : kOps) {
     if (name != op.name) continue;
+    if (!op.anyone && !asker.privileged) {
+      return Refusal("only the daemon's user, root and members of its group may do that", "EPERM");
+    }
     fields.Only(op.fields);
     if (!fields.ok()) return Refusal(fields.error());
     ControlAnswer answer;
-    Request call = {hardware, daemon, clients, fields, &answer};
+    Request call = {hardware, daemon, clients, asker, fields, &answer};
     const json result = op.run(call);
     if (!fields.ok()) return Refusal(fields.error());
     if (answer.action == Action::kReply) answer.text = JsonText(result);

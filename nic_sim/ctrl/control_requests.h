@@ -3,8 +3,7 @@
 // The JSON requests of docs/CONTROL.md. Captures and the end of the daemon belong to the
 // connection and are only recognised here.
 //
-// Thread: the control thread, without the lock: it is taken for each look at the device, and JSON
-// text is made after it was released.
+// Thread: any.
 #pragma once
 
 #include <sys/types.h>
@@ -34,12 +33,19 @@ struct ControlAnswer {
   uint64_t count = 0;
 };
 
+// Who asks. Without privilege: what is public, and one's own objects.
+struct ControlAsker {
+  uid_t uid = 0;
+  bool privileged = true;
+};
+
 // `clients`: opened contexts. Never throws; whatever the text is, there is an answer.
 ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
-                                   const DaemonInfo& daemon, size_t clients);
+                                   const DaemonInfo& daemon, size_t clients,
+                                   ControlAsker asker = {});
 
-// {"error": sentence}
-std::string ErrorText(std::string_view sentence);
+// {"error": sentence}, with "errno": the error's name if there is one.
+std::string ErrorText(std::string_view sentence, const char* errno_name = nullptr);
 // Never throws: bytes that are no UTF-8 (names of processes) are replaced.
 std::string JsonText(const nlohmann::json& value);
 

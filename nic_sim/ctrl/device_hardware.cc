@@ -16,11 +16,9 @@ class DeviceHardware final : public Hardware {
  public:
   explicit DeviceHardware(Device* device) : device_(*device) {}
 
-  ShardLock& lock() override { return device_.lock(); }
   size_t nic_count() const override { return device_.nic_count(); }
   abi::EngineMode mode() const override { return device_.mode(); }
   uint32_t thread_count() const override { return device_.thread_count(); }
-  int wake_page_fd() const override { return device_.wake_page_fd(); }
   int status_page_fd() const override { return device_.status_page_fd(); }
   int status_page_readonly_fd() const override { return device_.status_page_readonly_fd(); }
   NicInfo nic_info(size_t nic) const override { return device_.nic_info(nic); }
@@ -31,7 +29,9 @@ class DeviceHardware final : public Hardware {
   }
   void CloseContext(Context* context) override { device_.CloseContext(context); }
 
-  nlohmann::json List(std::string_view what) const override { return device_.List(what); }
+  nlohmann::json List(std::string_view what, std::optional<uid_t> user) const override {
+    return device_.List(what, user);
+  }
   nlohmann::json Counters(std::string_view device) const override {
     return device_.Counters(device);
   }

@@ -3,12 +3,13 @@
 // The device as the control server sees it. One implementation stands over nic_sim/device; tests
 // bring their own, so that the server is tested without DPDK.
 //
-// Thread: the control thread, with lock() held, except where said otherwise.
+// Thread: any, as at Device; no lock of a context is held.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,13 +29,10 @@ class Hardware {
  public:
   virtual ~Hardware() = default;
 
-  virtual ShardLock& lock() = 0;
-
-  // Constant since the start; no lock needed.
+  // Constant since the start.
   virtual size_t nic_count() const = 0;
   virtual abi::EngineMode mode() const = 0;
   virtual uint32_t thread_count() const = 0;
-  virtual int wake_page_fd() const = 0;
   virtual int status_page_fd() const = 0;  // read-write
   virtual int status_page_readonly_fd() const = 0;
 
@@ -45,8 +43,8 @@ class Hardware {
                           int* context_fd, Context** context, std::string* why) = 0;
   virtual void CloseContext(Context* context) = 0;
 
-  // {"items": […]}; null: unknown `what`.
-  virtual nlohmann::json List(std::string_view what) const = 0;
+  // {"items": […]} of one user or of all; null: unknown `what`.
+  virtual nlohmann::json List(std::string_view what, std::optional<uid_t> user) const = 0;
   // {"devices": {…}}; `device` empty: all; null: unknown.
   virtual nlohmann::json Counters(std::string_view device) const = 0;
   virtual nlohmann::json Dump() const = 0;
@@ -61,7 +59,7 @@ class Hardware {
                                 std::string* error) = 0;
   // Its count is reached, or its file takes nothing more.
   virtual bool CaptureDone(uint32_t id) const = 0;
-  // Ends it. What is returned waits until all is written; call it once, without the lock.
+  // Ends it. What is returned waits until all is written; call it once.
   virtual std::function<CaptureCounts()> DetachCapture(uint32_t id) = 0;
 };
 

@@ -27,6 +27,41 @@ inline constexpr uint16_t kGidTableLen = 16;
 inline constexpr uint16_t kPkeyTableLen = 1;
 inline constexpr uint8_t kPortCount = 1;
 
+// What the contexts of one user may have together, of each NIC where nothing
+// else is said. Beyond it: ENOMEM to that user.
+struct UserLimits {
+  uint32_t contexts;  // of the daemon
+  uint32_t pds;
+  uint32_t qps;
+  uint32_t cqs;
+  uint32_t mrs;
+  uint32_t ahs;
+  uint32_t channels;    // completion channels, a descriptor or two each; of the daemon
+  uint64_t ring_bytes;  // shared memory for queues; of the daemon
+};
+// The daemon's own user and root may have all that there is.
+inline constexpr UserLimits kOwnerLimits = {
+    .contexts = kMaxContexts,
+    .pds = kMaxPd,
+    .qps = kMaxQp,
+    .cqs = kMaxCq,
+    .mrs = kMaxMr,
+    .ahs = kMaxAh,
+    .channels = 1u << 20,
+    .ring_bytes = uint64_t{1} << 40,
+};
+// Others of a system-wide daemon: no one can take the most part of anything.
+inline constexpr UserLimits kOtherUserLimits = {
+    .contexts = kMaxContexts / 4,
+    .pds = kMaxPd / 4,
+    .qps = kMaxQp / 4,
+    .cqs = kMaxCq / 4,
+    .mrs = kMaxMr / 4,
+    .ahs = kMaxAh / 4,
+    .channels = 1024,
+    .ring_bytes = uint64_t{1} << 30,
+};
+
 // `node_guid` as in memory, network byte order.
 abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid);
 

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The control server: one thread that accepts connections on the daemon's socket, opens devices
-// for applications, carries out their commands and answers control requests (docs/CONTROL.md).
-//
-// A client that is slow, silent, hostile or dead costs the others nothing: sockets do not block,
-// a connection is read only while its last reply has been taken, it gets few messages in a row,
-// and one that does not say what it is goes away. Death of an application comes from its pidfd: a
-// forked child may keep the socket open.
+// The control server: accepts connections on the daemon's socket and gives each to the thread of
+// its user (user_loop.h).
 #pragma once
 
 #include <cstdint>
@@ -15,6 +10,7 @@
 
 #include "nic_sim/ctrl/control_requests.h"
 #include "nic_sim/ctrl/hardware.h"
+#include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/supervisor/engine_link.h"
 
 namespace verbena::nic {
@@ -25,7 +21,9 @@ struct ServerOptions {
   // Of a daemon with exit_idle_s whose first client does not come; the larger of the two counts.
   uint32_t first_client_s = 30;
   uint32_t hello_ms = 10000;  // a connection that has not said what it is by then is closed
-  uint32_t max_contexts_of_others = 256;  // of each user that is not the daemon's or root
+  // Of each user that is not the daemon's or root.
+  uint32_t max_contexts_of_others = kOtherUserLimits.contexts;
+  int control_group = -1;  // its members may do what the daemon's user may; -1: none
 };
 
 class Server {
@@ -42,7 +40,9 @@ class Server {
 
   // Serves until a signal, a shutdown request, the supervisor's word or end, or idleness. Then the
   // socket is gone, captures are finished, clients are told and their contexts are closed.
-  void Run();
+  // False: some could not be closed, since their memory does not answer. Threads use the device
+  // and this object then: the process must end at once.
+  bool Run();
 
   // Makes Run() return; from any thread, also from a signal handler.
   void Stop();

@@ -3,7 +3,8 @@
 // What the control server handles of the device, without the packet path: an
 // opened device (Context) with its commands, and facts about clients and NICs.
 //
-// Control calls are made by the control thread while it holds the shard's lock.
+// Control calls are made while the context's lock is held, by the thread that
+// serves the user.
 // Errors are positive errno values, 0 is success; what each means is in the man
 // page of the verb.
 #pragma once
@@ -11,9 +12,11 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "nic_sim/abi/commands.h"
@@ -31,6 +34,19 @@ class ShardLock {
     waiters_.fetch_sub(1);
   }
   void unlock() { mutex_.unlock(); }
+  // False: it was held all the time, by a copy whose memory's owner does not
+  // answer. For those who only want to look.
+  bool LockWithin(std::chrono::milliseconds limit) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    waiters_.fetch_add(1);
+    bool locked = mutex_.try_lock();
+    while (!locked && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      locked = mutex_.try_lock();
+    }
+    waiters_.fetch_sub(1);
+    return locked;
+  }
   // For engine threads: fails at once if held or if a control call waits.
   bool TryLockForEngine() {
     return waiters_.load(std::memory_order_relaxed) == 0 && mutex_.try_lock();
@@ -71,6 +87,10 @@ class Context {
 
   virtual pid_t pid() const = 0;
   virtual uint64_t cookie() const = 0;
+  // For all that follows. Held up as long as the user's own memory does not
+  // answer.
+  virtual ShardLock& lock() = 0;
+  virtual int wake_page_fd() const = 0;  // owned by the device; no lock needed
 
   virtual int AllocPd(uint32_t* handle) = 0;
   virtual int DeallocPd(uint32_t handle) = 0;

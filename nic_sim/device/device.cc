@@ -2,7 +2,6 @@
 #include "nic_sim/device/device.h"
 
 #include <arpa/inet.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,18 +13,11 @@
 #include "nic_sim/device/device_context.h"
 #include "nic_sim/device/device_state.h"
 #include "nic_sim/env/dpdk_env.h"
+#include "nic_sim/runtime/random.h"
 
 namespace verbena::nic {
 
 namespace {
-
-uint64_t RandomNumber() {
-  uint64_t value = 0;
-  if (getrandom(&value, sizeof value, 0) != sizeof value) {
-    value = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(&value)) * 0x9e3779b97f4a7c15u;
-  }
-  return value;
-}
 
 // Dotted; empty if the NIC has only IPv6 addresses.
 std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
@@ -43,7 +35,11 @@ std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
 Device::Device() : state_(std::make_unique<State>()) {}
 
 Device::~Device() {
-  state_->contexts.clear();
+  for (const auto& tenant : state_->tenants) {
+    const std::lock_guard guard(tenant->shard->lock());
+    tenant->contexts.clear();
+  }
+  state_->tenants.clear();
   const bool started = state_->engine != nullptr;
   state_->engine.reset();
   state_->nics.clear();
@@ -65,7 +61,6 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
   state.engine = Engine::Start(options, error);
   if (state.engine == nullptr) return nullptr;
   state.engine->Describe(new (state.status.data()) abi::StatusPage{});
-  const std::lock_guard guard(state.engine->lock());
   for (uint32_t n = 0; n < options.nics; ++n) {
     const uint32_t ordinal = ((options.host & 0xff) << 8) | (n + 1);
     std::vector<transport::Gid> addresses;
@@ -86,22 +81,26 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
     state.nics.push_back(std::make_unique<Nic>(config, state.engine->fabric()));
     state.engine->AddNic(state.nics.back().get());
   }
+  state.tenants.push_back(std::make_shared<Tenant>(UserOf(geteuid()), kOwnerLimits, *state.engine,
+                                                   &state.engine->main_shard()));
   return device;
+}
+
+Tenant::~Tenant() {
+  if (shard->id() != 0) engine.RemoveShard(shard);
 }
 
 Device::State::~State() {
   if (status_readonly >= 0) close(status_readonly);
 }
 
-ShardLock& Device::lock() { return state_->engine->lock(); }
 size_t Device::nic_count() const { return state_->nics.size(); }
 abi::EngineMode Device::mode() const { return state_->engine->mode(); }
 uint32_t Device::thread_count() const { return state_->engine->thread_count(); }
-int Device::wake_page_fd() const { return state_->engine->wake_page().fd(); }
 int Device::status_page_fd() const { return state_->status.fd(); }
 int Device::status_page_readonly_fd() const { return state_->status_readonly; }
 Fabric& Device::fabric() { return state_->engine->fabric(); }
-size_t Device::context_count() const { return state_->contexts.size(); }
+size_t Device::context_count() const { return state_->context_count; }
 void Device::Kick() { state_->engine->Kick(); }
 bool Device::RunPass(transport::Time now) { return state_->engine->RunPassAt(now); }
 
@@ -142,23 +141,67 @@ int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::Hel
   if (hello.device_index >= state_->nics.size()) {
     return give_up(ENODEV, "no device verbena" + std::to_string(hello.device_index));
   }
-  if (state_->contexts.size() >= kMaxContexts) return give_up(EBUSY, "too many open devices");
-  Nic& nic = *state_->nics[hello.device_index];
   SharedMemory page = SharedMemory::Create("verbena-context", sizeof(abi::ContextPage));
   if (page.data() == nullptr) return give_up(ENOMEM, "no memory for a context");
+  const std::shared_ptr<Tenant> tenant = state_->TenantOf(UserOf(client.uid), why);
+  if (tenant == nullptr) return give_up(ENOMEM, *why);
+  // Counted before it is there, so that several users together stay below the limit.
+  if (state_->context_count.fetch_add(1) >= kMaxContexts) {
+    --state_->context_count;
+    state_->DropIfUnused(tenant);
+    return give_up(EBUSY, "too many open devices");
+  }
+  Nic& nic = *state_->nics[hello.device_index];
   *context_fd = page.ReleaseFd();
   const uint64_t cookie = RandomNumber();
-  auto opened = std::make_unique<DeviceContext>(*state_->engine, nic, cookie, std::move(client),
-                                                std::move(space), std::move(page));
+  const std::lock_guard guard(tenant->shard->lock());
+  auto opened =
+      std::make_unique<DeviceContext>(*tenant->shard, nic, tenant->limits, cookie,
+                                      std::move(client), std::move(space), std::move(page));
   reply->cookie = cookie;
   reply->attributes = nic.attributes();
   *context = opened.get();
-  state_->contexts.push_back(std::move(opened));
+  tenant->contexts.push_back(std::move(opened));
   return 0;
 }
 
 void Device::CloseContext(Context* context) {
-  std::erase_if(state_->contexts, [context](const auto& one) { return one.get() == context; });
+  for (const std::shared_ptr<Tenant>& tenant : state_->Tenants()) {
+    // Those of other users are closed by other threads, which may have to wait.
+    if (&tenant->shard->lock() != &context->lock()) continue;
+    {
+      const std::lock_guard guard(tenant->shard->lock());
+      std::erase_if(tenant->contexts, [context](const auto& one) { return one.get() == context; });
+    }
+    --state_->context_count;
+    state_->DropIfUnused(tenant);
+    return;
+  }
+}
+
+uid_t Device::UserOf(uid_t uid) { return uid == 0 ? geteuid() : uid; }
+
+std::shared_ptr<Tenant> Device::State::TenantOf(uid_t uid, std::string* why) {
+  const std::lock_guard guard(mutex);
+  for (const auto& tenant : tenants) {
+    if (tenant->uid == uid) return tenant;
+  }
+  Shard* shard = engine->AddShard(why);
+  if (shard == nullptr) return nullptr;
+  tenants.push_back(std::make_shared<Tenant>(uid, kOtherUserLimits, *engine, shard));
+  shard->ring_budget().limit = kOtherUserLimits.ring_bytes;
+  return tenants.back();
+}
+
+// A user's contexts are opened and closed one after the other, so none comes meanwhile.
+void Device::State::DropIfUnused(const std::shared_ptr<Tenant>& tenant) {
+  if (tenant->shard->id() == 0) return;
+  {
+    const std::lock_guard guard(tenant->shard->lock());
+    if (!tenant->contexts.empty()) return;
+  }
+  const std::lock_guard guard(mutex);
+  std::erase(tenants, tenant);
 }
 
 }  // namespace verbena::nic

@@ -4,9 +4,13 @@
 // key tables, the fabric, and the engine threads that run them. Context: one
 // opened device of one application, with its objects.
 //
-// Control calls (everything here but Start/Stop) are made by the control thread
-// while it holds Device::lock(). Errors are positive errno values, 0 is
-// success; what each means is in the man page of the verb.
+// Users: the contexts of one user are in one shard of the engine. Root's and the
+// daemon's own user's are in the first; a system-wide daemon has one for each
+// other user, so that nobody waits for memory of somebody else.
+//
+// Thread: any; opening and closing contexts of one user, one at a time. No lock
+// of a context is held. Errors are positive errno values, 0 is success; what
+// each means is in the man page of the verb.
 #pragma once
 
 #include <sys/types.h>
@@ -14,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +35,7 @@ struct DeviceOptions {
   std::string run_folder;
   uint32_t nics = 1;
   uint32_t host = 0;
+  bool system = false;  // other users may come
   bool strict = false;
   bool hugepages = false;
   bool pci = false;
@@ -48,18 +54,18 @@ class Device {
   static std::unique_ptr<Device> Start(const DeviceOptions& options, std::string* error);
   ~Device();  // stops the threads; contexts must be closed
 
-  ShardLock& lock();
-
   size_t nic_count() const;
   NicInfo nic_info(size_t index) const;
   const abi::DeviceAttributes& attributes(size_t nic) const;
   abi::EngineMode mode() const;
   uint32_t thread_count() const;
 
-  // memfds that every client gets; owned by the device.
-  int wake_page_fd() const;
+  // memfds that every client gets, owned by the device; a context has the others.
   int status_page_fd() const;           // read-write, for the supervisor
   int status_page_readonly_fd() const;  // for clients
+
+  // Whether two users' contexts are kept apart: the same number, the same shard.
+  static uid_t UserOf(uid_t uid);
 
   // Opens device `hello.device_index` for a client whose Hello is already
   // checked for magic, version and sizes. Fills cookie and attributes of
@@ -74,18 +80,21 @@ class Device {
 
   Fabric& fabric();
 
-  // {"items": […]} of `what`: context, pd, mr, cq, qp. Unknown: null.
-  nlohmann::json List(std::string_view what) const;
+  // Listings leave out, and name in "held_up" (uids), users whose shard does not
+  // give its lock for a while: their memory does not answer.
+  // {"items": […]} of `what`: context, pd, mr, cq, qp; of one user or of all.
+  // Unknown: null.
+  nlohmann::json List(std::string_view what, std::optional<uid_t> user = {}) const;
   // {"devices": {…}}; `device` empty: all. Unknown device: null.
   nlohmann::json Counters(std::string_view device) const;
   nlohmann::json Dump() const;
 
-  // With Mode::kManual: one pass of the engine at the time `now`, which does not
-  // go back. Takes the lock. True: there is more to do at the same time.
+  // With Mode::kManual: one pass of each shard at the time `now`, which does not
+  // go back. Takes their locks. True: there is more to do at the same time.
   bool RunPass(transport::Time now);
 
-  // Wakes a sleeping engine, as a doorbell does: after changes of the fabric's
-  // rules that may have released packets.
+  // Wakes the engine, as a doorbell does: after changes of the fabric's rules
+  // that may have released packets.
   void Kick();
 
  private:

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <new>
@@ -34,42 +36,45 @@ uint32_t Slots(uint32_t entries) { return std::bit_ceil(std::max(entries, 1u)); 
 
 }  // namespace
 
-DeviceContext::DeviceContext(Engine& engine, Nic& nic, uint64_t cookie, ClientIdentity client,
-                             std::unique_ptr<AddressSpace> space, SharedMemory page)
-    : engine_(engine),
+DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
+                             ClientIdentity client, std::unique_ptr<AddressSpace> space,
+                             SharedMemory page)
+    : shard_(shard),
       nic_(nic),
+      share_(shard.share(nic)),
+      limits_(limits),
       cookie_(cookie),
       client_(std::move(client)),
       space_(std::move(space)),
       memory_(std::move(page)),
       page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
-      rings_("verbena-" + std::to_string(cookie)),
+      rings_("verbena-" + std::to_string(cookie), &shard.ring_budget()),
       source_{.page = page_, .qps = &qps_} {
-  engine_.AddSource(&source_);
+  shard_.AddSource(&source_);
 }
 
 DeviceContext::~DeviceContext() {
-  engine_.RemoveSource(&source_);
+  shard_.RemoveSource(&source_);
   for (Qp* qp : qps_) {
     if (qp != nullptr) DeleteQp(qp);
   }
   for (auto& cq : cqs_) {
     if (cq == nullptr) continue;
-    engine_.ForgetCq(*cq);
-    --nic_.cq_count;
+    shard_.ForgetCq(*cq);
+    --share_.cq_count;
   }
-  for (const uint32_t key : mrs_) nic_.regions().Deregister(key);
-  nic_.ah_count -= static_cast<uint32_t>(ahs_.size());
-  nic_.pd_count -= static_cast<uint32_t>(pds_.size());
+  for (const uint32_t key : mrs_) share_.regions.Deregister(key);
+  share_.ah_count -= static_cast<uint32_t>(ahs_.size());
+  share_.pd_count -= static_cast<uint32_t>(pds_.size());
   close(client_.async_write_fd);
 }
 
 // --- Protection domains and memory regions ---
 
 int DeviceContext::AllocPd(uint32_t* handle) {
-  if (nic_.pd_count >= kMaxPd) return ENOMEM;
-  ++nic_.pd_count;
-  *handle = nic_.next_pd++;
+  if (share_.pd_count >= limits_.pds) return ENOMEM;
+  ++share_.pd_count;
+  *handle = share_.next_pd++;
   pds_.emplace(*handle, 0);
   return 0;
 }
@@ -79,7 +84,7 @@ int DeviceContext::DeallocPd(uint32_t handle) {
   if (found == pds_.end()) return EINVAL;
   if (found->second != 0) return EBUSY;
   pds_.erase(found);
-  --nic_.pd_count;
+  --share_.pd_count;
   return 0;
 }
 
@@ -95,7 +100,8 @@ int DeviceContext::RegMr(const abi::RegMrRequest& request, abi::RegMrReply* repl
                       .key = 0,
                       .owner = cookie_};
   uint32_t key = 0;
-  if (const int error = nic_.regions().Register(region, &key); error != 0) return error;
+  if (share_.regions.size() >= limits_.mrs) return ENOMEM;
+  if (const int error = share_.regions.Register(region, &key); error != 0) return error;
   mrs_.insert(key);
   ++pd->second;
   reply->handle = reply->lkey = reply->rkey = key;
@@ -105,48 +111,53 @@ int DeviceContext::RegMr(const abi::RegMrRequest& request, abi::RegMrReply* repl
 int DeviceContext::DeregMr(uint32_t handle) {
   const auto found = mrs_.find(handle);
   if (found == mrs_.end()) return EINVAL;
-  const Region* region = nic_.regions().Find(handle);
+  const Region* region = share_.regions.Find(handle);
   if (region != nullptr) --pds_[region->pd];
-  nic_.regions().Deregister(handle);
+  share_.regions.Deregister(handle);
   mrs_.erase(found);
   return 0;
 }
 
 // --- Completion queues ---
 
-std::shared_ptr<EventChannel> DeviceContext::ChannelOf(int fd) {
+int DeviceContext::ChannelOf(int fd, std::shared_ptr<EventChannel>* result) {
   struct stat st {};
-  if (fstat(fd, &st) != 0 || !S_ISFIFO(st.st_mode)) return nullptr;
+  if (fstat(fd, &st) != 0 || !S_ISFIFO(st.st_mode)) return EINVAL;
   std::erase_if(channels_, [](const auto& channel) { return channel.expired(); });
   for (const auto& weak : channels_) {
     auto channel = weak.lock();
     if (channel != nullptr && channel->inode() == st.st_ino) {
       close(fd);
-      return channel;
+      *result = std::move(channel);
+      return 0;
     }
   }
+  if (shard_.channel_count >= limits_.channels) return ENOMEM;
   // The engine must never block on a pipe that the application does not read.
-  if (fcntl(fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0) return nullptr;
-  auto channel = std::make_shared<EventChannel>(fd, st.st_ino);
-  channels_.push_back(channel);
-  return channel;
+  if (fcntl(fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0) return EINVAL;
+  ++shard_.channel_count;
+  result->reset(new EventChannel(fd, st.st_ino), [count = &shard_.channel_count](auto* channel) {
+    --*count;
+    delete channel;
+  });
+  channels_.push_back(*result);
+  return 0;
 }
 
 int DeviceContext::CreateCq(const abi::CreateCqRequest& request, int channel_fd,
                             abi::CreateCqReply* reply, SegmentFds* fds) {
   std::shared_ptr<EventChannel> channel;
   if (channel_fd >= 0) {
-    channel = ChannelOf(channel_fd);
-    if (channel == nullptr) {
+    if (const int error = ChannelOf(channel_fd, &channel); error != 0) {
       close(channel_fd);
-      return EINVAL;
+      return error;
     }
   }
   const abi::DeviceAttributes& limits = nic_.attributes();
   if (request.cqe == 0 || request.cqe > limits.max_cqe) return EINVAL;
   if (request.comp_vector >= limits.num_comp_vectors) return EINVAL;
   if ((request.has_channel != 0) != (channel != nullptr)) return EINVAL;
-  if (nic_.cq_count >= kMaxCq) return ENOMEM;
+  if (share_.cq_count >= limits_.cqs) return ENOMEM;
   const uint32_t slot = FreeSlot(cqs_, abi::kMaxCqSlots);
   if (slot == abi::kMaxCqSlots) return ENOMEM;
   Ring ring;
@@ -154,8 +165,8 @@ int DeviceContext::CreateCq(const abi::CreateCqRequest& request, int channel_fd,
       error != 0) {
     return error;
   }
-  ++nic_.cq_count;
-  engine_.Reserve(0, nic_.cq_count);
+  ++share_.cq_count;
+  shard_.Reserve();
   cqs_[slot] = std::make_unique<CompletionQueue>(slot, ring, &page_->cq[slot], request.user_handle,
                                                  std::move(channel));
   reply->handle = slot;
@@ -170,10 +181,10 @@ int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
   if (cq->qp_references != 0) return EBUSY;
   reply->comp_events = cq->comp_events;
   reply->async_events = cq->async_events;
-  engine_.ForgetCq(*cq);
+  shard_.ForgetCq(*cq);
   rings_.Free(cq->ring());
   cqs_[handle].reset();
-  --nic_.cq_count;
+  --share_.cq_count;
   return 0;
 }
 
@@ -209,6 +220,7 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
 int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
                             SegmentFds* fds) {
   if (const int error = CheckQpRequest(request); error != 0) return error;
+  if (share_.qp_count >= limits_.qps) return ENOMEM;
   const uint32_t slot = FreeSlot(qps_, abi::kMaxQpSlots);
   if (slot == abi::kMaxQpSlots) return ENOMEM;
   abi::QpCaps caps = request.caps;
@@ -230,9 +242,10 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
     rings_.Free(sq);
     return error;
   }
-  static uint32_t generation = 0;  // of all QPs: a slot never repeats one soon
+  static std::atomic<uint32_t> generation{0};  // of all QPs: a slot never repeats one soon
   const Qp::Config config{.nic = &nic_,
-                          .engine = &engine_,
+                          .shard = &shard_,
+                          .share = &share_,
                           .sink = this,
                           .slot = slot,
                           .generation = ++generation,
@@ -248,14 +261,15 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
                           .user_handle = request.user_handle};
   std::unique_ptr<Qp> qp = Qp::Create(config);
   transport::Qpn qpn;
-  if (!nic_.qps().Insert(qp.get(), &qpn)) {
+  if (!nic_.qps().Insert(qp.get(), shard_.id(), &qpn)) {
     qp.reset();
     rings_.Free(sq);
     rings_.Free(rq);
     return ENOMEM;
   }
   qp->set_qpn(qpn);
-  engine_.Reserve(nic_.qps().size(), 0);
+  ++share_.qp_count;
+  shard_.Reserve();
   ++pds_[request.pd];
   qps_[slot] = qp.release();
   reply->handle = slot;
@@ -270,8 +284,8 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
 int DeviceContext::ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) {
   Qp* qp = FindQp(request.handle);
   if (qp == nullptr) return EINVAL;
-  static uint32_t reset_generation = 0x80000000;  // apart from those of CreateQp
-  engine_.UpdateNow();
+  static std::atomic<uint32_t> reset_generation{0x80000000};  // apart from those of CreateQp
+  shard_.UpdateNow();
   if (const int error = qp->Modify(request.attr, request.mask, ++reset_generation); error != 0) {
     return error;
   }
@@ -292,9 +306,10 @@ void DeviceContext::DeleteQp(Qp* qp) {
   const Ring sq = qp->config().sq_ring;
   const Ring rq = qp->config().rq_ring;
   --pds_[qp->config().pd];
-  engine_.ForgetQp(*qp);
+  shard_.ForgetQp(*qp);
   nic_.qps().Remove(qp->qpn());
-  qp->AddCounters(&nic_.retired_counters);
+  --share_.qp_count;
+  qp->AddCounters(&share_.retired_counters);
   qps_[qp->config().slot] = nullptr;
   delete qp;
   rings_.Free(sq);
@@ -315,14 +330,14 @@ int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handl
   const auto pd = pds_.find(request.pd);
   if (pd == pds_.end()) return EINVAL;
   if (const int error = CheckAddress(nic_, request.attr); error != 0) return error;
-  if (nic_.ah_count >= kMaxAh) return ENOMEM;
+  if (share_.ah_count >= limits_.ahs) return ENOMEM;
   while (ahs_.contains(next_ah_)) ++next_ah_;
   *handle = next_ah_++;
-  const transport::PacketAddress address = AddressFor(nic_, engine_.fabric(), request.attr);
+  const transport::PacketAddress address = AddressFor(nic_, shard_.fabric(), request.attr);
   ahs_.emplace(*handle, AddressHandle{.pd = request.pd,
                                       .flow_label = address.flow_label,
                                       .path = transport::PacketTemplate(address)});
-  ++nic_.ah_count;
+  ++share_.ah_count;
   ++pd->second;
   return 0;
 }
@@ -332,7 +347,7 @@ int DeviceContext::DestroyAh(uint32_t handle) {
   if (found == ahs_.end()) return EINVAL;
   --pds_[found->second.pd];
   ahs_.erase(found);
-  --nic_.ah_count;
+  --share_.ah_count;
   return 0;
 }
 
@@ -346,7 +361,7 @@ int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {
   const abi::ReplyHeader header = reply->header;
   *reply = MakePortAttributes();
   reply->header = header;
-  if (!engine_.fabric().link_up(nic_.port())) {
+  if (!shard_.fabric().link_up(nic_.port())) {
     reply->state = 1;       // DOWN
     reply->phys_state = 3;  // Disabled
   }

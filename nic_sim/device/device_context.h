@@ -3,8 +3,8 @@
 // DeviceContext: one opened device of one application: its objects, rings and
 // event pipe. Everything in here dies with it.
 //
-// Thread: control calls under the shard's lock; QpEventSink from the engine,
-// under the same lock.
+// Thread: control calls under the shard's lock, lock(); QpEventSink from the
+// engine, under the same lock.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "nic_sim/device/device.h"
-#include "nic_sim/engine/engine.h"
+#include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/device/context.h"
+#include "nic_sim/engine/shard.h"
 #include "nic_sim/mem/address_space.h"
 #include "nic_sim/qp/nic.h"
 #include "nic_sim/qp/qp.h"
@@ -26,12 +27,14 @@ namespace verbena::nic {
 
 class DeviceContext final : public Context, public QpEventSink {
  public:
-  DeviceContext(Engine& engine, Nic& nic, uint64_t cookie, ClientIdentity client,
-                std::unique_ptr<AddressSpace> space, SharedMemory page);
+  DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
+                ClientIdentity client, std::unique_ptr<AddressSpace> space, SharedMemory page);
   ~DeviceContext() override;
 
   pid_t pid() const override { return client_.pid; }
   uint64_t cookie() const override { return cookie_; }
+  ShardLock& lock() override { return shard_.lock(); }
+  int wake_page_fd() const override { return shard_.wake_page().fd(); }
 
   int AllocPd(uint32_t* handle) override;
   int DeallocPd(uint32_t handle) override;
@@ -56,6 +59,7 @@ class DeviceContext final : public Context, public QpEventSink {
 
   // For listings.
   const Nic& nic() const { return nic_; }
+  const NicShare& share() const { return share_; }
   const ClientIdentity& client() const { return client_; }
   const AddressSpace& space() const { return *space_; }
   const RingAllocator& rings() const { return rings_; }
@@ -69,13 +73,16 @@ class DeviceContext final : public Context, public QpEventSink {
     return handle < cqs_.size() ? cqs_[handle].get() : nullptr;
   }
   Qp* FindQp(uint32_t handle) const { return handle < qps_.size() ? qps_[handle] : nullptr; }
-  std::shared_ptr<EventChannel> ChannelOf(int fd);
+  // Takes `fd` over unless there is an error.
+  int ChannelOf(int fd, std::shared_ptr<EventChannel>* channel);
   int CheckQpRequest(const abi::CreateQpRequest& request) const;
   void DeleteQp(Qp* qp);
   bool WriteEvent(uint64_t element, transport::AsyncEventType type);
 
-  Engine& engine_;
+  Shard& shard_;
   Nic& nic_;
+  NicShare& share_;
+  const UserLimits& limits_;
   uint64_t cookie_;
   ClientIdentity client_;
   std::unique_ptr<AddressSpace> space_;

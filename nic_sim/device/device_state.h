@@ -5,9 +5,13 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
 
+#include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/device/device.h"
 #include "nic_sim/device/device_context.h"
 #include "nic_sim/engine/engine.h"
@@ -16,14 +20,38 @@
 
 namespace verbena::nic {
 
+// A user with devices open, or the owner, who is always there.
+struct Tenant {
+  uid_t uid = 0;
+  const UserLimits& limits;
+  Engine& engine;
+  Shard* shard = nullptr;
+  std::vector<std::unique_ptr<DeviceContext>> contexts;  // under the shard's lock
+
+  Tenant(uid_t user, const UserLimits& user_limits, Engine& of_engine, Shard* its_shard)
+      : uid(user), limits(user_limits), engine(of_engine), shard(its_shard) {}
+  ~Tenant();
+};
+
 struct Device::State {
   ~State();
+  // What listings go through; without the lock while they wait for a shard.
+  std::vector<std::shared_ptr<Tenant>> Tenants() const {
+    const std::lock_guard guard(mutex);
+    return tenants;
+  }
+  // Makes one if there is none. nullptr with a sentence.
+  std::shared_ptr<Tenant> TenantOf(uid_t uid, std::string* why);
+  // Ends the shard of a user without contexts.
+  void DropIfUnused(const std::shared_ptr<Tenant>& tenant);
 
   SharedMemory status;
   int status_readonly = -1;
   std::unique_ptr<Engine> engine;
   std::vector<std::unique_ptr<Nic>> nics;
-  std::vector<std::unique_ptr<DeviceContext>> contexts;
+  std::atomic<uint32_t> context_count{0};
+  mutable std::mutex mutex;                      // what follows
+  std::vector<std::shared_ptr<Tenant>> tenants;  // the owner first
 };
 
 }  // namespace verbena::nic

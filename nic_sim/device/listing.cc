@@ -2,6 +2,8 @@
 //
 // What people and scripts see of a device: object lists, counters, the dump.
 #include <algorithm>
+#include <chrono>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "nic_sim/device/device.h"
@@ -69,7 +71,7 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
     }
   } else if (what == "mr") {
     for (const uint32_t key : context.mrs()) {
-      if (const Region* region = context.nic().regions().Find(key)) {
+      if (const Region* region = context.share().regions.Find(key)) {
         Add(items, context, Describe(*region));
       }
     }
@@ -86,19 +88,58 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
 
 }  // namespace
 
-json Device::List(std::string_view what) const {
+namespace {
+
+// How long a look waits for a shard.
+constexpr std::chrono::milliseconds kPatience(200);
+
+// Calls visit(tenant) for each user whose shard can be looked at; the uids of the others.
+template <typename Visitor>
+json ForEachTenant(const std::vector<std::shared_ptr<Tenant>>& tenants, Visitor visit) {
+  json held_up = json::array();
+  for (const std::shared_ptr<Tenant>& tenant : tenants) {
+    if (!tenant->shard->lock().LockWithin(kPatience)) {
+      held_up.push_back(tenant->uid);
+      continue;
+    }
+    const std::lock_guard guard(tenant->shard->lock(), std::adopt_lock);
+    visit(*tenant);
+  }
+  return held_up;
+}
+
+}  // namespace
+
+json Device::List(std::string_view what, std::optional<uid_t> user) const {
   static constexpr std::string_view kKinds[] = {"context", "pd", "mr", "cq", "qp"};
   if (std::find(std::begin(kKinds), std::end(kKinds), what) == std::end(kKinds)) return nullptr;
+  std::vector<std::shared_ptr<Tenant>> tenants = state_->Tenants();
+  if (user) std::erase_if(tenants, [user](const auto& one) { return one->uid != UserOf(*user); });
   json items = json::array();
-  for (const auto& context : state_->contexts) ListOf(what, *context, items);
-  return {{"items", std::move(items)}};
+  json held_up = ForEachTenant(tenants, [&](const Tenant& tenant) {
+    for (const auto& context : tenant.contexts) ListOf(what, *context, items);
+  });
+  json list = {{"items", std::move(items)}};
+  if (!held_up.empty()) list["held_up"] = std::move(held_up);
+  return list;
 }
 
 json Device::Counters(std::string_view device) const {
+  std::vector<transport::TransportCounters> sums(state_->nics.size());
+  json held_up = ForEachTenant(state_->Tenants(), [&](const Tenant& tenant) {
+    for (size_t i = 0; i < sums.size(); ++i) {
+      sums[i].Add(tenant.shard->share(*state_->nics[i]).retired_counters);
+    }
+    for (const auto& context : tenant.contexts) {
+      for (const Qp* qp : context->qps()) {
+        if (qp != nullptr) qp->AddCounters(&sums[context->nic().config().index]);
+      }
+    }
+  });
   json devices = json::object();
   for (const auto& nic : state_->nics) {
     if (!device.empty() && device != nic->config().device) continue;
-    const PortCounters& port = state_->engine->fabric().counters(nic->port());
+    const PortCounters port = state_->engine->fabric().counters(nic->port());
     json counters;
 #define X(name, meaning) counters[#name] = port.name;
     VERBENA_PORT_COUNTERS(X)
@@ -107,10 +148,8 @@ json Device::Counters(std::string_view device) const {
     for (size_t i = 0; i < port.drops.size(); ++i) {
       drops[DropReasonName(static_cast<DropReason>(i))] = port.drops[i];
     }
-    transport::TransportCounters sum = nic->retired_counters;
-    nic->qps().ForEach([&sum](const Qp& qp) { qp.AddCounters(&sum); });
     json hardware;
-#define X(name, meaning) hardware[#name] = sum.name;
+#define X(name, meaning) hardware[#name] = sums[nic->config().index].name;
     VERBENA_TRANSPORT_COUNTERS(X)
 #undef X
     devices[nic->config().device] = {{"counters", std::move(counters)},
@@ -118,19 +157,31 @@ json Device::Counters(std::string_view device) const {
                                      {"drops", std::move(drops)}};
   }
   if (!device.empty() && devices.empty()) return nullptr;
-  return {{"devices", std::move(devices)}};
+  json all = {{"devices", std::move(devices)}};
+  if (!held_up.empty()) all["held_up"] = std::move(held_up);
+  return all;
 }
 
 json Device::Dump() const {
-  const EngineCounters& engine = state_->engine->counters();
-  const DmaQueue::Counters& dma = state_->engine->dma().counters();
+  ShardCounters engine;
+  DmaQueue::Counters dma;
+  json shards = json::array();
+  json held_up = ForEachTenant(state_->Tenants(), [&](const Tenant& tenant) {
+    const ShardCounters& its = tenant.shard->counters();
+    engine.Add(its);
+    dma.Add(tenant.shard->dma().counters());
+    shards.push_back({{"uid", tenant.uid},
+                      {"contexts", tenant.contexts.size()},
+                      {"passes", its.passes},
+                      {"free_packets", tenant.shard->free_packets()}});
+  });
   return {{"engine",
            {{"passes", engine.passes},
             {"sleeps", engine.sleeps},
             {"no_packet", engine.no_packet},
             {"deadline_shifts", engine.deadline_shifts},
             {"doorbells", engine.doorbells},
-            {"free_packets", state_->engine->free_packets()}}},
+            {"free_packets", state_->engine->main_shard().free_packets()}}},
           {"dma",
            {{"placements", dma.placements},
             {"fetches", dma.fetches},
@@ -139,6 +190,8 @@ json Device::Dump() const {
             {"system_calls", dma.system_calls},
             {"failures", dma.failures},
             {"slow_copies", dma.slow_copies}}},
+          {"shards", std::move(shards)},
+          {"held_up", std::move(held_up)},
           {"contexts", List("context")["items"]},
           {"cqs", List("cq")["items"]},
           {"qps", List("qp")["items"]},

@@ -1,392 +1,154 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The steps of one engine pass.
 #include "nic_sim/engine/engine.h"
 
-#include <rte_mbuf.h>
-#include <rte_mempool.h>
-#include <time.h>
+#include <sched.h>
 
 #include <algorithm>
-#include <cstring>
-#include <mutex>
 
-#include "nic_sim/fabric/packet.h"
-#include "nic_sim/queues/doorbells.h"
-#include "transport/wire/packet_view.h"
+#include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/env/dpdk_env.h"
 
 namespace verbena::nic {
-
-using transport::Duration;
-using transport::MemoryStatus;
-using transport::PacketView;
-using transport::Time;
-using transport::TxPacket;
-
 namespace {
 
-// Longer than this without running, on a machine that has the links inside
-// itself, is the engine's own fault and not a lost packet.
-constexpr Duration kStarved = Duration::Milliseconds(10);
-
-transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
-  transport::TransportHeaders h;
-  h.bth.opcode = tx.opcode;
-  h.bth.solicited = tx.solicited;
-  h.bth.ack_req = tx.ack_request;
-  h.bth.psn = tx.psn;
-  const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
-  if (traits.has_deth()) {
-    h.bth.dest_qpn = tx.dest_qpn;
-    h.deth = {.qkey = tx.qkey, .source_qpn = qp.qpn()};
-  } else {
-    h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
-  }
-  if (traits.has_reth()) {
-    h.reth = {
-        .va = tx.remote_address, .rkey = transport::Rkey(tx.rkey), .dma_length = tx.dma_length};
-  }
-  if (traits.has_atomic_eth()) {
-    h.atomic_eth = {.va = tx.remote_address,
-                    .rkey = transport::Rkey(tx.rkey),
-                    .swap_add = tx.swap_or_add,
-                    .compare = tx.compare};
-  }
-  if (traits.has_aeth()) h.aeth = {.syndrome = tx.syndrome, .msn = tx.msn};
-  if (traits.has_atomic_ack_eth()) h.atomic_ack_eth = {.original = tx.original};
-  if (traits.has_imm()) {
-    h.imm = {.value = transport::LoadBe32(reinterpret_cast<const std::byte*>(&tx.imm_or_inv))};
-  }
-  if (traits.has_ieth()) h.ieth = {.rkey = transport::Rkey(tx.imm_or_inv)};
-  return h;
-}
+// Enough CPUs that one can be the engine's alone.
+constexpr size_t kCpusForSpinning = 4;
+constexpr uint32_t kPackets = 8192;
+constexpr uint32_t kPacketsOfOthers = 4096;  // of each shard but the first
+constexpr uint32_t kMemoryMib = 256;
+constexpr uint32_t kSystemMemoryMib = 1024;  // touched only as it is used
+// DPDK knows 128 threads, a few of them its own.
+constexpr size_t kMaxThreads = 120;
 
 }  // namespace
 
-void Engine::UpdateNow() {
-  if (options_.mode == DeviceOptions::Mode::kManual) return;  // RunPassAt sets it
-  timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  now_ = Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
+std::unique_ptr<Engine> Engine::Start(const DeviceOptions& options, std::string* error) {
+  std::unique_ptr<Engine> engine(new Engine(options));
+  engine->ChooseThreads();
+  engine->shards_[0] = Shard::Start(
+      engine->ConfigOf(0),
+      [&](Shard::Resources* resources, std::string* why) {
+        return engine->Initialise(resources, why);
+      },
+      error);
+  if (engine->shards_[0] == nullptr) return nullptr;
+  return engine;
 }
 
-bool Engine::RunPass() {
-  UpdateNow();
-  ++counters_.passes;
-  wqes_this_pass_ = 0;
-  CheckStarvation();
-  if (fabric_->next_deadline() <= now_) fabric_->HandleTimeout(now_);
-  bool worked = RunReceive();
-  RunPlacements();
-  worked |= RunDoorbells();
-  worked |= RunQps();
-  RunTimers();
-  RunNotifications();
-  last_pass_ = now_;
-  worked_this_pass_ = worked;
-  return ready_head_ != nullptr || HasReceived();
+Engine::~Engine() {
+  // The first one's thread owns EAL: it is the last to end.
+  for (size_t i = shards_.size(); i-- > 0;) shards_[i].reset();
 }
 
-bool Engine::RunPassAt(Time now) {
-  const std::lock_guard guard(lock_);
-  engine_holds_lock_.store(true, std::memory_order_seq_cst);
-  now_ = last_pass_ = std::max(now_, now);  // time that is skipped is no starvation
-  const bool more = RunPass();
-  engine_holds_lock_.store(false, std::memory_order_seq_cst);
-  return more;
-}
-
-// A starved engine must not look like a lossy network: deadlines move by the
-// time that the engine did not get.
-void Engine::CheckStarvation() {
-  const Time reference = planned_wake_.IsNever() ? last_pass_ : std::max(planned_wake_, last_pass_);
-  const bool asleep_without_deadline = planned_wake_.IsNever() && timers_.next().IsNever();
-  if (!asleep_without_deadline && last_pass_ != Time() && now_ - reference > kStarved) {
-    const Duration gap = now_ - reference;
-    timers_.ForEach([gap](Qp& qp) { qp.ShiftDeadlines(gap); });
-    ++counters_.deadline_shifts;
-  }
-  planned_wake_ = Time::Never();
-}
-
-bool Engine::RunDoorbells() {
-  bool rung = false;
-  for (DoorbellSource* source : sources_) {
-    TakeDoorbells(*source->page, [&](uint32_t slot) {
-      if (slot >= source->qps->size() || (*source->qps)[slot] == nullptr) return;
-      MarkReady(*(*source->qps)[slot]);
-      ++counters_.doorbells;
-      rung = true;
-    });
-  }
-  return rung;
-}
-
-bool Engine::RunReceive() {
-  bool worked = false;
-  rte_mbuf* burst[kBurst];
-  for (Nic* nic : nics_) {
-    if (!fabric_->has_received(nic->port())) continue;
-    const size_t count = fabric_->Receive(nic->port(), burst);
-    for (size_t i = 0; i < count; ++i) {
-      // A full queue would call back into a QP that is handling a packet.
-      if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
-      Receive(*nic, burst[i]);
-    }
-    worked |= count != 0;
-  }
-  return worked;
-}
-
-void Engine::Receive(Nic& nic, rte_mbuf* packet) {
-  received_.push_back(packet);  // capacity: burst times ports, reserved
-  PortCounters& counters = fabric_->counters(nic.port());
-  const auto drop = [&counters](DropReason reason) {
-    counters.Drop(reason);
-    ++counters.port_rcv_errors;
-  };
-  auto parsed = PacketView::Parse(FrameSpan(packet));
-  // A responder answers these.
-  if (!parsed.ok() && parsed.error() == transport::ParseError::kReservedOpcode) {
-    parsed = PacketView::ParseReserved(FrameSpan(packet));
-  }
-  if (!parsed.ok()) return drop(DropReason::malformed);
-  const PacketView& view = parsed.value();
-  if (!MetaOf(packet).trusted && !view.VerifyIcrc()) return drop(DropReason::bad_icrc);
-  Qp* qp = nic.qps().Find(view.dest_qpn());
-  if (qp == nullptr) return drop(DropReason::unknown_qp);
-  const DropReason reason = qp->HandlePacket(view, now_);
-  if (reason != DropReason::count) return drop(reason);
-  MarkReady(*qp);
-}
-
-void Engine::RunPlacements() {
-  if (dma_->has_placements()) dma_->FlushPlacements();
-  if (!received_.empty()) {
-    rte_pktmbuf_free_bulk(received_.data(), static_cast<unsigned>(received_.size()));
-    received_.clear();
-  }
-}
-
-bool Engine::RunQps() {
-  // Only what is ready now; what becomes ready meanwhile is for the next pass.
-  Qp* const last = ready_tail_;
-  bool worked = false;
-  while (ready_head_ != nullptr) {
-    Qp& qp = *ready_head_;
-    ready_head_ = qp.next_ready;
-    if (ready_head_ == nullptr) ready_tail_ = nullptr;
-    qp.in_ready_list = false;
-    worked = true;
-    wqes_this_pass_ += qp.Service(now_, kFetchBudget);
-    Transmit(qp);
-    if (qp.wants_error()) MarkReady(qp);
-    timers_.Schedule(qp, qp.next_timeout());
-    if (&qp == last) break;
-  }
-  FlushOutgoing();
-  return worked;
-}
-
-void Engine::Transmit(Qp& qp) {
-  TxPacket tx;
-  bool response = false;
-  for (uint32_t sent = 0; sent < kBurst; ++sent) {
-    if (outgoing_count_ == kTxBurst) FlushOutgoing();
-    // The buffer comes first: what PollTransmit has given must be sent.
-    if (spare_ == nullptr) spare_ = rte_pktmbuf_alloc(pool_);
-    if (spare_ == nullptr) {
-      ++counters_.no_packet;
-      MarkReady(qp);
-      return;
-    }
-    if (!qp.PollTransmit(now_, &tx, &response)) {
-      if (qp.wants_service()) MarkReady(qp);
-      return;
-    }
-    if (BuildPacket(qp, tx, response, spare_)) {
-      outgoing_[outgoing_count_++] = {
-          .packet = spare_, .qp = &qp, .psn = tx.psn, .response = response};
-      spare_ = nullptr;
+void Engine::ChooseThreads() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> allowed;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) allowed.push_back(cpu);
     }
   }
-  MarkReady(qp);  // its turn is over
+  using Mode = DeviceOptions::Mode;
+  const bool spin = options_.mode == Mode::kSpinning ||
+                    (options_.mode == Mode::kAuto && allowed.size() >= kCpusForSpinning);
+  mode_ = spin ? abi::kEngineSpinning : abi::kEngineThreadPerCpu;
+  size_t count = spin ? 1 : std::max<size_t>(allowed.size(), 1);
+  if (options_.mode == Mode::kManual) count = 1;  // as applications see it
+  if (options_.engine_threads != 0) count = options_.engine_threads;
+  count = std::min<size_t>(count, abi::kMaxEngineThreads);
+  for (size_t i = 0; i < count; ++i) {
+    cpus_.push_back(spin || i >= allowed.size() ? -1 : allowed[i]);
+  }
 }
 
-// Writes headers and pad, queues the fetch of the payload. False if the payload
-// may not be read: the state machine knows then, nothing is sent.
-bool Engine::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* packet) {
-  rte_pktmbuf_reset_headroom(packet);
-  std::byte* const frame = rte_pktmbuf_mtod(packet, std::byte*);
-  const size_t headers = qp.path().WriteHeaders(HeadersOf(qp, tx), tx.payload_bytes, frame);
-  std::byte* to = frame + headers;
-  if (tx.inline_payload != nullptr) {
-    std::memcpy(to, tx.inline_payload, tx.payload_bytes);
-    to += tx.payload_bytes;
-  } else {
-    for (uint32_t i = 0; i < tx.segment_count; ++i) {
-      const transport::MemorySegment& segment = tx.segments[i];
-      if (segment.length == 0) continue;
-      Extent extent;
-      const MemoryStatus status = qp.nic().regions().Translate(
-          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent);
-      if (status != MemoryStatus::kOk) {
-        // Pieces already queued go into a buffer that nobody sends; they must
-        // not outlive it.
-        FlushOutgoing();
-        qp.HandleFetchFailed(tx.psn, response, status, now_);
-        return false;
-      }
-      dma_->Fetch(extent, to, segment.length, outgoing_count_);
-      to += segment.length;
-    }
+Shard::Config Engine::ConfigOf(ShardId id) const {
+  return {.id = id,
+          .mode = mode_,
+          .manual = options_.mode == DeviceOptions::Mode::kManual,
+          .cpus = cpus_,
+          .before_apps = !options_.system,
+          .nics = nics_,
+          .max_regions = kMaxMr};
+}
+
+void Engine::Describe(abi::StatusPage* page) const {
+  page->mode = mode_;
+  page->thread_count = thread_count();
+  for (size_t i = 0; i < cpus_.size(); ++i) {
+    page->cpu[i] = cpus_[i] < 0 ? abi::kAnyCpu : static_cast<uint32_t>(cpus_[i]);
   }
-  std::memset(to, 0, 3 + 4);  // pad and ICRC
-  const size_t bytes = qp.path().FrameBytes(tx.opcode, tx.payload_bytes);
-  packet->data_len = static_cast<uint16_t>(bytes);
-  packet->pkt_len = static_cast<uint32_t>(bytes);
-  MetaOf(packet) = {.source_qpn = qp.qpn().value(),
-                    .psn_offset = qp.PsnOffset(tx.psn, response),
-                    .retransmission = tx.retransmission,
-                    .icrc_present = false,
-                    .trusted = true};
+}
+
+bool Engine::Initialise(Shard::Resources* resources, std::string* error) {
+  const DpdkOptions dpdk{.instance = options_.instance,
+                         .run_folder = options_.run_folder,
+                         .hugepages = options_.hugepages,
+                         .pci = options_.pci,
+                         .memory_mib = options_.system ? kSystemMemoryMib : kMemoryMib};
+  if (!InitDpdk(dpdk, error) || !TakePool(0, error)) return false;
+  fabric_ = std::make_unique<Fabric>(options_.strict);
+  *resources = {.pool = pools_[0], .fabric = fabric_.get()};
   return true;
 }
 
-void Engine::FlushOutgoing() {
-  dma_->FlushFetches([this](uint32_t tag) {
-    // The tag after the last packet is of one that BuildPacket gave up.
-    if (tag < outgoing_count_) outgoing_[tag].failed = true;
-  });
-  if (outgoing_count_ == 0) return;
-  for (uint32_t i = 0; i < outgoing_count_; ++i) {
-    if (outgoing_[i].packet == nullptr) continue;
-    if (!outgoing_[i].failed) {
-      outgoing_[i].qp->HandleFetched(outgoing_[i].psn);
-      continue;
-    }
-    outgoing_[i].qp->HandleFetchFailed(outgoing_[i].psn, outgoing_[i].response,
-                                       MemoryStatus::kFault, now_);
-    // What follows on the same stream was built on the failed packet.
-    for (uint32_t j = i + 1; j < outgoing_count_; ++j) {
-      if (outgoing_[j].qp == outgoing_[i].qp && outgoing_[j].response == outgoing_[i].response &&
-          outgoing_[j].packet != nullptr) {
-        rte_pktmbuf_free(outgoing_[j].packet);
-        outgoing_[j] = {};
-      }
-    }
-    rte_pktmbuf_free(outgoing_[i].packet);
-    outgoing_[i] = {};
-  }
-  // Runs of packets of one port go out together.
-  rte_mbuf* run[kTxBurst];
-  uint32_t length = 0;
-  PortId port = 0;
-  for (uint32_t i = 0; i < outgoing_count_; ++i) {
-    if (outgoing_[i].packet == nullptr) continue;
-    const PortId its_port = outgoing_[i].qp->nic().port();
-    if (length != 0 && its_port != port) {
-      fabric_->Transmit(port, {run, length}, now_);
-      length = 0;
-    }
-    port = its_port;
-    run[length++] = outgoing_[i].packet;
-  }
-  if (length != 0) fabric_->Transmit(port, {run, length}, now_);
-  outgoing_count_ = 0;
+bool Engine::TakePool(ShardId id, std::string* error) {
+  if (pools_[id] != nullptr) return true;
+  const std::string name = "verbena-packets" + (id == 0 ? "" : "-" + std::to_string(id));
+  pools_[id] = CreatePacketPool(name.c_str(), id == 0 ? kPackets : kPacketsOfOthers, error);
+  return pools_[id] != nullptr;
 }
-
-void Engine::RunTimers() {
-  // Bounded: a QP whose timer fires again at once waits for the next pass.
-  for (uint32_t i = 0; i < kBurst; ++i) {
-    Qp* qp = timers_.PopDue(now_);
-    if (qp == nullptr) return;
-    if (qp->next_timeout() <= now_) {
-      qp->HandleTimeout(now_);
-      MarkReady(*qp);
-    }
-    timers_.Schedule(*qp, qp->next_timeout());
-  }
-}
-
-void Engine::RunNotifications() {
-  if (dirty_cqs_.empty()) return;
-  abi::FullFence();  // pairs with the one after CqRecord::arm is raised
-  size_t kept = 0;
-  for (CompletionQueue* cq : dirty_cqs_) {
-    cq->in_dirty_list = !cq->Notify();
-    if (cq->in_dirty_list) dirty_cqs_[kept++] = cq;
-  }
-  dirty_cqs_.resize(kept);
-  notification_pending_ = kept != 0;
-}
-
-Time Engine::NextDeadline() const {
-  Time next = std::min(timers_.next(), fabric_->next_deadline());
-  // A full event channel is tried again without being told.
-  if (notification_pending_) next = std::min(next, now_ + Duration::Milliseconds(1));
-  return next;
-}
-
-bool Engine::HasReceived() const {
-  for (const Nic* nic : nics_) {
-    if (fabric_->has_received(nic->port())) return true;
-  }
-  return false;
-}
-
-bool Engine::HasWork() {
-  if (ready_head_ != nullptr || HasReceived()) return true;
-  for (DoorbellSource* source : sources_) {
-    if (HasDoorbell(*source->page)) return true;
-  }
-  return NextDeadline() <= now_;
-}
-
-void Engine::MarkReady(Qp& qp) {
-  if (qp.in_ready_list) return;
-  qp.in_ready_list = true;
-  qp.next_ready = nullptr;
-  if (ready_tail_ != nullptr) {
-    ready_tail_->next_ready = &qp;
-  } else {
-    ready_head_ = &qp;
-  }
-  ready_tail_ = &qp;
-  // From a control call: all threads may be asleep.
-  if (!engine_holds_lock_.load(std::memory_order_relaxed)) Kick();
-}
-
-void Engine::MarkDirty(CompletionQueue& cq) {
-  if (cq.in_dirty_list) return;
-  cq.in_dirty_list = true;
-  dirty_cqs_.push_back(&cq);  // room was made by Reserve
-}
-
-void Engine::AddSource(DoorbellSource* source) { sources_.push_back(source); }
-
-void Engine::RemoveSource(DoorbellSource* source) { std::erase(sources_, source); }
 
 void Engine::AddNic(Nic* nic) {
   nics_.push_back(nic);
-  received_.reserve(nics_.size() * kBurst);
+  const std::lock_guard guard(main_shard().lock());
+  main_shard().AddNic(nic);
+  fabric_->SetSteering(this);
 }
 
-void Engine::ForgetQp(Qp& qp) {
-  timers_.Remove(qp);
-  if (!qp.in_ready_list) return;
-  qp.in_ready_list = false;
-  Qp* before = nullptr;
-  for (Qp* it = ready_head_; it != nullptr; before = it, it = it->next_ready) {
-    if (it != &qp) continue;
-    (before != nullptr ? before->next_ready : ready_head_) = qp.next_ready;
-    if (ready_tail_ == &qp) ready_tail_ = before;
-    return;
+Shard* Engine::AddShard(std::string* error) {
+  const std::lock_guard guard(mutex_);
+  size_t id = 1;
+  while (id < kMaxShards && shards_[id] != nullptr) ++id;
+  if (id == kMaxShards || (id + 1) * cpus_.size() > kMaxThreads) {
+    *error = "too many users have devices open";
+    return nullptr;
+  }
+  const auto shard = static_cast<ShardId>(id);
+  shards_[id] = Shard::Start(
+      ConfigOf(shard),
+      [&](Shard::Resources* resources, std::string* why) {
+        if (!TakePool(shard, why)) return false;
+        *resources = {.pool = pools_[id], .fabric = fabric_.get()};
+        return true;
+      },
+      error);
+  return shards_[id].get();
+}
+
+void Engine::Kick() {
+  const std::lock_guard guard(mutex_);
+  for (const auto& shard : shards_) {
+    if (shard != nullptr) shard->Kick();
   }
 }
 
-void Engine::ForgetCq(CompletionQueue& cq) { std::erase(dirty_cqs_, &cq); }
+bool Engine::RunPassAt(transport::Time now) {
+  const std::lock_guard guard(mutex_);
+  bool more = false;
+  for (const auto& shard : shards_) {
+    if (shard != nullptr) more |= shard->RunPassAt(now);
+  }
+  return more;
+}
 
-uint32_t Engine::free_packets() const { return rte_mempool_avail_count(pool_); }
+void Engine::RemoveShard(Shard* shard) {
+  const std::lock_guard guard(mutex_);
+  shards_[shard->id()].reset();
+}
+
+ShardId Engine::OwnerOf(PortId port, uint32_t qpn) const {
+  return port < nics_.size() ? nics_[port]->qps().OwnerOf(transport::Qpn(qpn)) : ShardId{0};
+}
 
 }  // namespace verbena::nic

@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cassert>
 #include <cstring>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <unordered_map>
@@ -27,10 +30,24 @@ namespace {
 constexpr PortId kNoPort = 0xffff;
 constexpr size_t kMaxCaptures = 16;
 
+// Received packets of a port for one shard.
+struct PortQueue {
+  PacketQueue packets;
+  std::atomic<bool> has_some{false};  // as the engine looks at it, without the lock
+};
+
 struct Port {
   PortConfig config;
   PortCounters counters;
-  PacketQueue received;
+  std::array<PortQueue, kMaxShards> received;  // by shard
+};
+
+struct Inbox {
+  bool open = false;
+  const rte_mempool* pool = nullptr;
+  InboxOwner* owner = nullptr;
+  size_t foreign = 0;  // packets in it that came from other pools
+  bool news = false;   // for the owner, at the end of the call
 };
 
 struct Capture {
@@ -49,7 +66,7 @@ struct Destination {
 }  // namespace
 
 struct Fabric::State {
-  explicit State(bool strict_icrc) : strict(strict_icrc) {}
+  explicit State(bool strict_icrc) : strict(strict_icrc) { inboxes[0].open = true; }
 
   Destination FindDestination(rte_mbuf* packet);
   PortId FindPort(const Gid& gid) const {
@@ -63,15 +80,24 @@ struct Fabric::State {
   void Continue(rte_mbuf* packet, Time now);
   void CountSent(PortId port, rte_mbuf* packet, uint32_t l3);
   void Deliver(PortId port, rte_mbuf* packet, uint32_t l3);
+  ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
+  void Announce();
 
   void ReleaseHeld(Time now);
   void Discard(PortId port, Direction direction, DropReason reason);
   void Record(CaptureStage stage, rte_mbuf* packet, Time now);
   // Nothing but the switch is between the ports.
+  // Shards read the clock one by one; what is held wants ascending times.
+  Time Monotonic(Time now) { return latest = std::max(latest, now); }
   void UpdatePlain() { plain = faults.idle() && captures.empty(); }
 
   const bool strict;
-  bool plain = true;
+  mutable std::mutex mutex;  // everything below
+  std::atomic<bool> plain{true};
+  const PacketSteering* steering = nullptr;
+  std::array<Inbox, kMaxShards> inboxes;
+  bool news = false;  // in one of them
+  Time latest;
   std::vector<std::unique_ptr<Port>> ports;
   std::unordered_map<Gid, PortId> ports_by_gid;
   // Last answers, since neighbours in a burst mostly have one destination.
@@ -125,7 +151,46 @@ void Fabric::State::Deliver(PortId port, rte_mbuf* packet, uint32_t l3) {
   ++receiver.counters.port_rcv_packets;
   ++receiver.counters.unicast_rcv_packets;
   receiver.counters.port_rcv_data += (packet->data_len - l3) / 4;
-  receiver.received.Push(packet);
+  const ShardId shard = OwnerOf(port, packet, l3);
+  Inbox& inbox = inboxes[shard];
+  if (!inbox.open) [[unlikely]] {
+    Discard(port, Direction::kRx, DropReason::unknown_qp);
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  if (inbox.pool != nullptr && packet->pool != inbox.pool) {
+    if (inbox.foreign >= kMaxForeignPackets) {
+      Discard(port, Direction::kRx, DropReason::queue_full);
+      rte_pktmbuf_free(packet);
+      return;
+    }
+    ++inbox.foreign;
+    inbox.news = news = true;
+  }
+  PortQueue& queue = receiver.received[shard];
+  queue.packets.Push(packet);
+  queue.has_some.store(true, std::memory_order_release);
+}
+
+ShardId Fabric::State::OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const {
+  if (steering == nullptr || l3 == 0) return 0;
+  const std::byte* frame = FrameOf(packet);
+  const size_t ip =
+      LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv4 ? Ipv4Header::kBytes : Ipv6Header::kBytes;
+  const std::byte* bth = &frame[l3 + ip + UdpHeader::kBytes];
+  return steering->OwnerOf(port, LoadBe32(bth + 4) & 0xffffff);
+}
+
+// Once for all packets of a call.
+void Fabric::State::Announce() {
+  if (!news) [[likely]]
+    return;
+  news = false;
+  for (Inbox& inbox : inboxes) {
+    if (std::exchange(inbox.news, false) && inbox.owner != nullptr) {
+      inbox.owner->OnForeignPackets();
+    }
+  }
 }
 
 void Fabric::State::Record(CaptureStage stage, rte_mbuf* packet, Time now) {
@@ -211,6 +276,7 @@ Fabric::Fabric(bool strict) : state_(std::make_unique<State>(strict)) {}
 Fabric::~Fabric() = default;
 
 PortId Fabric::AddPort(const PortConfig& config) {
+  const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   const auto port = static_cast<PortId>(state.ports.size());
   assert(port != kNoPort);
@@ -231,42 +297,94 @@ PortId Fabric::AddPort(const PortConfig& config) {
 
 size_t Fabric::port_count() const { return state_->ports.size(); }
 const PortConfig& Fabric::config(PortId port) const { return state_->ports[port]->config; }
-PortCounters& Fabric::counters(PortId port) { return state_->ports[port]->counters; }
-bool Fabric::link_up(PortId port) const { return state_->faults.link_up(port); }
+
+PortCounters Fabric::counters(PortId port) const {
+  const std::lock_guard guard(state_->mutex);
+  return state_->ports[port]->counters;
+}
+
+void Fabric::CountReceiveDrop(PortId port, DropReason reason) {
+  const std::lock_guard guard(state_->mutex);
+  state_->Discard(port, Direction::kRx, reason);
+}
+
+bool Fabric::link_up(PortId port) const {
+  const std::lock_guard guard(state_->mutex);
+  return state_->faults.link_up(port);
+}
+
+void Fabric::SetSteering(const PacketSteering* steering) {
+  const std::lock_guard guard(state_->mutex);
+  state_->steering = steering;
+}
+
+void Fabric::OpenInbox(ShardId shard, const rte_mempool* pool, InboxOwner* owner) {
+  const std::lock_guard guard(state_->mutex);
+  state_->inboxes[shard] = {.open = true, .pool = pool, .owner = owner};
+}
+
+void Fabric::CloseInbox(ShardId shard) {
+  const std::lock_guard guard(state_->mutex);
+  state_->inboxes[shard] = {};
+  for (const auto& port : state_->ports) {
+    port->received[shard].packets.Clear();
+    port->received[shard].has_some = false;
+  }
+}
 
 const MacAddress* Fabric::Resolve(const Gid& gid) const {
+  const std::lock_guard guard(state_->mutex);
   const PortId port = state_->FindPort(gid);
   return port == kNoPort ? nullptr : &state_->ports[port]->config.mac;
 }
 
 void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now) {
+  const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   if (!state.plain) [[unlikely]] {
+    now = state.Monotonic(now);
     state.ReleaseHeld(now);  // they were first
   }
   for (rte_mbuf* packet : packets) state.Send(port, packet, now);
+  state.Announce();
 }
 
-size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out) {
-  PacketQueue& received = state_->ports[port]->received;
+size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard) {
+  const std::lock_guard guard(state_->mutex);
+  Inbox& inbox = state_->inboxes[shard];
+  PortQueue& queue = state_->ports[port]->received[shard];
   size_t count = 0;
   while (count < out.size()) {
-    rte_mbuf* packet = received.Pop();
+    rte_mbuf* packet = queue.packets.Pop();
     if (packet == nullptr) break;
+    if (inbox.pool != nullptr && packet->pool != inbox.pool) --inbox.foreign;
     out[count++] = packet;
   }
+  if (queue.packets.empty()) queue.has_some.store(false, std::memory_order_relaxed);
   return count;
 }
 
-bool Fabric::has_received(PortId port) const { return !state_->ports[port]->received.empty(); }
+bool Fabric::has_received(PortId port, ShardId shard) const {
+  return state_->ports[port]->received[shard].has_some.load(std::memory_order_acquire);
+}
 
-Time Fabric::next_deadline() const { return state_->faults.next_deadline(); }
+Time Fabric::next_deadline() const {
+  if (state_->plain) [[likely]]
+    return Time::Never();
+  const std::lock_guard guard(state_->mutex);
+  return state_->faults.next_deadline();
+}
 
 void Fabric::HandleTimeout(Time now) {
-  if (!state_->plain) state_->ReleaseHeld(now);
+  if (state_->plain) [[likely]]
+    return;
+  const std::lock_guard guard(state_->mutex);
+  state_->ReleaseHeld(state_->Monotonic(now));
+  state_->Announce();
 }
 
 uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
+  const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   FaultRule rule;
   if (!ParseFaultRule(text, &rule, error)) return 0;
@@ -287,15 +405,20 @@ uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
   return id;
 }
 
-nlohmann::json Fabric::ListRules() const { return state_->faults.List(); }
+nlohmann::json Fabric::ListRules() const {
+  const std::lock_guard guard(state_->mutex);
+  return state_->faults.List();
+}
 
 uint32_t Fabric::ClearRules(uint32_t id) {
+  const std::lock_guard guard(state_->mutex);
   const uint32_t removed = state_->faults.Clear(id);
   state_->UpdatePlain();
   return removed;
 }
 
 uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count) {
+  const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   if (state.captures.size() >= kMaxCaptures || (port != kAllPorts && port >= state.ports.size())) {
     close(fd);
@@ -318,6 +441,7 @@ uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t 
 }
 
 bool Fabric::CaptureDone(uint32_t id) const {
+  const std::lock_guard guard(state_->mutex);
   for (const Capture& capture : state_->captures) {
     if (capture.id == id) return capture.file->done();
   }
@@ -325,6 +449,7 @@ bool Fabric::CaptureDone(uint32_t id) const {
 }
 
 std::unique_ptr<CaptureFile> Fabric::DetachCapture(uint32_t id) {
+  const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   std::unique_ptr<CaptureFile> file;
   for (auto capture = state.captures.begin(); capture != state.captures.end(); ++capture) {

@@ -12,11 +12,16 @@
 // and in port_xmit_discards (sending side) or port_rcv_errors (receiving side);
 // a capture "before" has it, and has no copies made on its side.
 //
-// Receive queues are linked through the packets: they cannot overflow. Rules are
+// A port's packets go to the inbox of the shard that owns the destination QP
+// (steering); what has no owner goes to shard 0. Receive queues are linked
+// through the packets: they cannot overflow. What another shard sent is bounded:
+// beyond kMaxForeignPackets it is dropped and counted (queue_full), so that a
+// shard that does not run keeps no more of the others' buffers. Rules are
 // described in fault_rule.h.
 //
-// Thread: under the shard's lock. Nothing allocates after AddPort but control
-// calls (rules, capture).
+// Threads: any; calls take a lock of the fabric's own, which is never held while
+// memory of an application is touched. It comes after a shard's lock. Nothing
+// allocates after AddPort but control calls (rules, capture).
 #pragma once
 
 #include <rte_mbuf.h>
@@ -46,6 +51,28 @@ struct PortConfig {
 
 enum class CaptureStage { kBefore, kAfter };
 
+// A set of QPs with an engine of its own; 0 is always there.
+using ShardId = uint8_t;
+inline constexpr size_t kMaxShards = 16;
+// Packets of other shards (or from outside) that wait in an inbox.
+inline constexpr size_t kMaxForeignPackets = 1024;
+
+// Who runs a QP.
+class PacketSteering {
+ public:
+  virtual ~PacketSteering() = default;
+  // Any thread. An unknown QPN is shard 0's.
+  virtual ShardId OwnerOf(PortId port, uint32_t qpn) const = 0;
+};
+
+// Is told that another shard's packets are in its inbox.
+class InboxOwner {
+ public:
+  virtual ~InboxOwner() = default;
+  // From any thread, with the fabric's lock held: calls nothing of the fabric.
+  virtual void OnForeignPackets() = 0;
+};
+
 class Fabric {
  public:
   // strict: ICRCs are always computed and checked, also inside the daemon.
@@ -55,11 +82,21 @@ class Fabric {
   PortId AddPort(const PortConfig& config);
   size_t port_count() const;
   const PortConfig& config(PortId port) const;
-  PortCounters& counters(PortId port);
+  PortCounters counters(PortId port) const;
+  // A received packet that its QP did not take.
+  void CountReceiveDrop(PortId port, DropReason reason);
   bool link_up(PortId port) const;  // false while a `down` rule holds
 
   // MAC of the port that owns `gid`, for the headers; nullptr: no route.
   const transport::MacAddress* Resolve(const transport::Gid& gid) const;
+
+  // Without a steering everything is shard 0's. Set before the first packet.
+  void SetSteering(const PacketSteering* steering);
+  // Shard 0 has an inbox from the start, the others from here on; `pool` is where
+  // its own packets come from. nullptr: all packets are its own.
+  void OpenInbox(ShardId shard, const rte_mempool* pool, InboxOwner* owner);
+  // Frees what is in it. Its packets are dropped (unknown_qp) from now on.
+  void CloseInbox(ShardId shard);
 
   // Takes the packets over. Each has Ethernet to pad, plus 4 bytes of room for
   // the ICRC (PacketMeta::icrc_present says if they are filled). A packet
@@ -67,8 +104,8 @@ class Fabric {
   void Transmit(PortId port, std::span<rte_mbuf* const> packets, transport::Time now);
   // Takes up to out.size() received packets; the caller frees them. ICRC: must
   // be checked by the caller unless PacketMeta::trusted.
-  size_t Receive(PortId port, std::span<rte_mbuf*> out);
-  bool has_received(PortId port) const;
+  size_t Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard = 0);
+  bool has_received(PortId port, ShardId shard = 0) const;
 
   // Packets that rules hold or that a removed rule held, ends of `down` rules.
   transport::Time next_deadline() const;

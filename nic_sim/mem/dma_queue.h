@@ -95,6 +95,17 @@ class DmaQueue {
     uint64_t system_calls = 0;
     uint64_t failures = 0;     // placements, atomics and fetches; void ones not
     uint64_t slow_copies = 0;  // took > 5 ms: the memory's owner holds us up
+
+    void Add(const Counters& other) {
+      placements += other.placements;
+      fetches += other.fetches;
+      atomics += other.atomics;
+      bytes_placed += other.bytes_placed;
+      bytes_fetched += other.bytes_fetched;
+      system_calls += other.system_calls;
+      failures += other.failures;
+      slow_copies += other.slow_copies;
+    }
   };
   const Counters& counters() const;
 

@@ -9,7 +9,7 @@ namespace verbena::nic {
 
 using transport::Gid;
 
-QpTable::QpTable(uint64_t seed) : entries_(kMaxQp), free_(kMaxQp) {
+QpTable::QpTable(uint64_t seed) : entries_(std::make_unique<Entry[]>(kMaxQp)), free_(kMaxQp) {
   static_assert(kMaxQp == 1u << kIndexBits);
   uint64_t random = seed;
   for (uint32_t i = 0; i < kMaxQp; ++i) {
@@ -20,7 +20,8 @@ QpTable::QpTable(uint64_t seed) : entries_(kMaxQp), free_(kMaxQp) {
   free_head_ = static_cast<uint32_t>(seed) & kIndexMask;
 }
 
-bool QpTable::Insert(Qp* qp, transport::Qpn* qpn) {
+bool QpTable::Insert(Qp* qp, ShardId shard, transport::Qpn* qpn) {
+  const std::lock_guard guard(mutex_);
   if (size_ == kMaxQp) return false;
   const uint32_t index = free_[free_head_];
   free_head_ = (free_head_ + 1) & kIndexMask;
@@ -30,14 +31,17 @@ bool QpTable::Insert(Qp* qp, transport::Qpn* qpn) {
   if (entry.uses == 0) entry.uses = 1;  // keeps QPN 0 and 1 out
   entry.qp = qp;
   entry.qpn = (entry.uses << kIndexBits) | index;
+  entry.owner.store(shard, std::memory_order_release);
   *qpn = transport::Qpn(entry.qpn);
   return true;
 }
 
 void QpTable::Remove(transport::Qpn qpn) {
+  const std::lock_guard guard(mutex_);
   const uint32_t index = qpn.value() & kIndexMask;
   Entry& entry = entries_[index];
   if (entry.qp == nullptr || entry.qpn != qpn.value()) return;
+  entry.owner.store(kNobody, std::memory_order_release);
   entry.qp = nullptr;
   entry.qpn = 0;
   free_[(free_head_ + kMaxQp - size_) & kIndexMask] = index;
@@ -45,10 +49,7 @@ void QpTable::Remove(transport::Qpn qpn) {
 }
 
 Nic::Nic(const Config& config, Fabric& fabric)
-    : config_(config),
-      gids_(kGidTableLen),
-      regions_(kMaxMr, config.seed),
-      qps_(config.seed ^ 0x9e3779b97f4a7c15u) {
+    : config_(config), gids_(kGidTableLen), qps_(config.seed ^ 0x9e3779b97f4a7c15u) {
   // EUI-64 of the MAC: ff:fe in the middle, universal/local bit inverted.
   Gid::Bytes link_local{};
   link_local[0] = std::byte{0xfe};

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Nic: what belongs to one simulated NIC: its port, addresses, key table and QP
-// table.
-//
-// Thread: under the shard's lock.
+// Nic: what belongs to one simulated NIC: its port, addresses and table of QPNs.
+// NicShare: what the users of one shard have on it, their key table included.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,39 +24,62 @@ class Qp;
 // QPN → QP. A QPN is a table index (14 bits) below a count of uses (10 bits)
 // that starts at random, so that a QPN is not reused soon; 0 and 1 are never
 // given (they are QP0 and QP1).
+//
+// Thread: Insert, Remove and Find under the lock of the shard that they name;
+// OwnerOf anywhere.
 class QpTable {
  public:
   explicit QpTable(uint64_t seed);
 
   // False if the table is full.
-  bool Insert(Qp* qp, transport::Qpn* qpn);
+  bool Insert(Qp* qp, ShardId shard, transport::Qpn* qpn);
   void Remove(transport::Qpn qpn);
-  Qp* Find(transport::Qpn qpn) const {
+  // nullptr also if another shard has it.
+  Qp* Find(transport::Qpn qpn, ShardId shard) const {
     const Entry& entry = entries_[qpn.value() & kIndexMask];
+    // An entry changes only under its owner's lock.
+    if (entry.owner.load(std::memory_order_acquire) != shard) return nullptr;
     return entry.qpn == qpn.value() ? entry.qp : nullptr;
   }
-  uint32_t size() const { return size_; }
-  template <typename Visitor>
-  void ForEach(Visitor visit) const {
-    for (const Entry& entry : entries_) {
-      if (entry.qp != nullptr) visit(*entry.qp);
-    }
+  // Shard of the QPs with this index; 0 if there is none.
+  ShardId OwnerOf(transport::Qpn qpn) const {
+    const ShardId owner = entries_[qpn.value() & kIndexMask].owner.load(std::memory_order_relaxed);
+    return owner == kNobody ? ShardId{0} : owner;
   }
 
  private:
   static constexpr uint32_t kIndexBits = 14;
   static constexpr uint32_t kIndexMask = (1u << kIndexBits) - 1;
+  static constexpr ShardId kNobody = 0xff;
   struct Entry {
     Qp* qp = nullptr;
     uint32_t qpn = 0;   // while in use
     uint32_t uses = 0;  // upper bits of the next QPN
+    std::atomic<ShardId> owner{kNobody};
   };
-  std::vector<Entry> entries_;
+  std::unique_ptr<Entry[]> entries_;
+  std::mutex mutex_;            // what follows, and changes of entries
   std::vector<uint32_t> free_;  // circular FIFO of indices
   uint32_t free_head_ = 0;
   uint32_t size_ = 0;
 };
 
+// Thread: under the shard's lock.
+struct NicShare {
+  NicShare(uint32_t max_regions, uint64_t seed) : regions(max_regions, seed) {}
+
+  RegionTable regions;
+  // Objects of all contexts, for the limits.
+  uint32_t pd_count = 0;
+  uint32_t qp_count = 0;
+  uint32_t cq_count = 0;
+  uint32_t ah_count = 0;
+  PdId next_pd = 1;
+  // Of QPs that are gone.
+  transport::TransportCounters retired_counters;
+};
+
+// Constant, but for the table of QPNs.
 class Nic {
  public:
   struct Config {
@@ -73,18 +97,8 @@ class Nic {
   uint64_t node_guid() const { return node_guid_; }  // host order
   const abi::DeviceAttributes& attributes() const { return attributes_; }
   PortId port() const { return port_; }
-  RegionTable& regions() { return regions_; }
-  const RegionTable& regions() const { return regions_; }
   QpTable& qps() { return qps_; }
   const QpTable& qps() const { return qps_; }
-
-  // Objects of all contexts, for the limits.
-  uint32_t pd_count = 0;
-  uint32_t cq_count = 0;
-  uint32_t ah_count = 0;
-  PdId next_pd = 1;
-  // Of QPs that are gone.
-  transport::TransportCounters retired_counters;
 
  private:
   Config config_;
@@ -92,7 +106,6 @@ class Nic {
   uint64_t node_guid_ = 0;
   abi::DeviceAttributes attributes_{};
   PortId port_ = 0;
-  RegionTable regions_;
   QpTable qps_;
 };
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "nic_sim/ctrl/resource_limits.h"
-#include "nic_sim/engine/engine.h"
+#include "nic_sim/engine/shard.h"
 #include "nic_sim/qp/path.h"
 #include "nic_sim/qp/rc_qp.h"
 #include "nic_sim/qp/ud_qp.h"
@@ -82,7 +82,7 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
   }
   if (has(kQpAttrDestQpn) && attr.dest_qpn > Psn::kMask) return EINVAL;
   if (has(kQpAttrAltPath)) return EOPNOTSUPP;  // automatic path migration
-  if (has(kQpAttrAv)) return CheckPath(*config_.nic, config_.engine->fabric(), attr.ah);
+  if (has(kQpAttrAv)) return CheckPath(*config_.nic, config_.shard->fabric(), attr.ah);
   return 0;
 }
 
@@ -108,7 +108,7 @@ void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
 }
 
 void Qp::BuildPath() {
-  transport::PacketAddress address = AddressFor(*config_.nic, config_.engine->fabric(), attr_.ah);
+  transport::PacketAddress address = AddressFor(*config_.nic, config_.shard->fabric(), attr_.ah);
   address.udp_source_port =
       transport::RoceUdpSourcePort(address.flow_label, qpn_, Qpn(attr_.dest_qpn));
   peer_gid_ = address.destination_gid;
@@ -144,7 +144,7 @@ int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) 
     OnTransition(from, to);
   }
   SetState(to);
-  config_.engine->MarkReady(*this);
+  config_.shard->MarkReady(*this);
   return 0;
 }
 
@@ -165,7 +165,7 @@ void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
       .qp_generation = config_.generation,
       .src_qpn = config_.type == QpType::kUd ? completion.src_qpn.value() : attr_.dest_qpn};
   if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
-    config_.engine->MarkDirty(cq);
+    config_.shard->MarkDirty(cq);
   } else {
     config_.sink->OnCqOverrun(cq);
   }
@@ -183,7 +183,7 @@ void Qp::MoveToError() {
   SetState(QpState::kErr);
   abi::FullFence();
   FlushMachines();
-  config_.engine->MarkReady(*this);
+  config_.shard->MarkReady(*this);
 }
 
 }  // namespace verbena::nic

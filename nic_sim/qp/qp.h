@@ -24,7 +24,7 @@
 
 namespace verbena::nic {
 
-class Engine;
+class Shard;
 
 // An address handle.
 struct AddressHandle {
@@ -48,7 +48,8 @@ class Qp {
  public:
   struct Config {
     Nic* nic = nullptr;
-    Engine* engine = nullptr;
+    Shard* shard = nullptr;
+    NicShare* share = nullptr;  // of the shard, on the NIC
     QpEventSink* sink = nullptr;
     uint32_t slot = 0;
     uint32_t generation = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nic_sim/qp/rc_qp.h"
 
-#include "nic_sim/engine/engine.h"
+#include "nic_sim/engine/shard.h"
 
 namespace verbena::nic {
 
@@ -16,33 +16,33 @@ using transport::Ticket;
 using transport::Time;
 
 void RcQp::RequesterSide::OnPlaced(Ticket ticket) {
-  qp_.requester_.HandleCommitted(ticket, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.requester_.HandleCommitted(ticket, qp_.config_.shard->now());
+  qp_.config_.shard->MarkReady(qp_);
 }
 void RcQp::RequesterSide::OnAtomic(Ticket, uint64_t) {}  // requesters place, they do not execute
 void RcQp::RequesterSide::OnPlaceFailed(Ticket ticket) {
-  qp_.requester_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.requester_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.shard->now());
+  qp_.config_.shard->MarkReady(qp_);
 }
 void RcQp::ResponderSide::OnPlaced(Ticket ticket) {
-  qp_.responder_.HandleCommitted(ticket, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.responder_.HandleCommitted(ticket, qp_.config_.shard->now());
+  qp_.config_.shard->MarkReady(qp_);
 }
 void RcQp::ResponderSide::OnAtomic(Ticket ticket, uint64_t original) {
-  qp_.responder_.HandleAtomicCommitted(ticket, original, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.responder_.HandleAtomicCommitted(ticket, original, qp_.config_.shard->now());
+  qp_.config_.shard->MarkReady(qp_);
 }
 void RcQp::ResponderSide::OnPlaceFailed(Ticket ticket) {
-  qp_.responder_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.engine->now());
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.responder_.HandlePlacementFailed(ticket, MemoryStatus::kFault, qp_.config_.shard->now());
+  qp_.config_.shard->MarkReady(qp_);
 }
 
 RcQp::RcQp(const Config& config)
     : Qp(config),
       requester_side_(*this),
       responder_side_(*this),
-      requester_memory_(config.nic->regions(), config.engine->dma(), config.pd, &requester_side_),
-      responder_memory_(config.nic->regions(), config.engine->dma(), config.pd, &responder_side_),
+      requester_memory_(config.share->regions, config.shard->dma(), config.pd, &requester_side_),
+      responder_memory_(config.share->regions, config.shard->dma(), config.pd, &responder_side_),
       requester_({.max_wr = config.caps.max_send_wr,
                   .max_sge = config.caps.max_send_sge,
                   .max_inline = config.caps.max_inline},
@@ -50,8 +50,8 @@ RcQp::RcQp(const Config& config)
       responder_(responder_memory_, rq_) {}
 
 RcQp::~RcQp() {
-  config_.engine->dma().Forget(&requester_side_);
-  config_.engine->dma().Forget(&responder_side_);
+  config_.shard->dma().Forget(&requester_side_);
+  config_.shard->dma().Forget(&responder_side_);
 }
 
 transport::RcRequesterConfig RcQp::RequesterConfig() const {
@@ -89,8 +89,8 @@ void RcQp::OnTransition(QpState from, QpState to) {
 }
 
 void RcQp::ResetMachines() {
-  config_.engine->dma().Forget(&requester_side_);
-  config_.engine->dma().Forget(&responder_side_);
+  config_.shard->dma().Forget(&requester_side_);
+  config_.shard->dma().Forget(&responder_side_);
   requester_.Reset();
   responder_.Reset();
 }
@@ -177,7 +177,7 @@ void RcQp::HandleFetchFailed(Psn psn, bool response, MemoryStatus why, Time now)
   } else {
     requester_.HandleFetchFailed(psn, why, now);
   }
-  config_.engine->MarkReady(*this);
+  config_.shard->MarkReady(*this);
 }
 
 }  // namespace verbena::nic

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "nic_sim/engine/engine.h"
+#include "nic_sim/engine/shard.h"
 
 namespace verbena::nic {
 
@@ -20,20 +20,20 @@ using Verdict = transport::UdReceiver::Verdict;
 
 void UdQp::ReceiverSide::OnPlaced(Ticket ticket) {
   qp_.receiver_.HandleCommitted(ticket);
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.config_.shard->MarkReady(qp_);
 }
 void UdQp::ReceiverSide::OnPlaceFailed(Ticket ticket) {
   qp_.receiver_.HandlePlacementFailed(ticket);
-  qp_.config_.engine->MarkReady(qp_);
+  qp_.config_.shard->MarkReady(qp_);
 }
 
 UdQp::UdQp(const Config& config)
     : Qp(config),
       receiver_side_(*this),
-      memory_(config.nic->regions(), config.engine->dma(), config.pd, &receiver_side_),
+      memory_(config.share->regions, config.shard->dma(), config.pd, &receiver_side_),
       receiver_(memory_, rq_) {}
 
-UdQp::~UdQp() { config_.engine->dma().Forget(&receiver_side_); }
+UdQp::~UdQp() { config_.shard->dma().Forget(&receiver_side_); }
 
 void UdQp::OnTransition(QpState from, QpState to) {
   const Qkey qkey(attr_.qkey);
@@ -47,7 +47,7 @@ void UdQp::OnTransition(QpState from, QpState to) {
 }
 
 void UdQp::ResetMachines() {
-  config_.engine->dma().Forget(&receiver_side_);
+  config_.shard->dma().Forget(&receiver_side_);
   sender_.Reset();
   receiver_.Reset();
 }
@@ -121,12 +121,12 @@ bool UdQp::PollTransmit(Time, transport::TxPacket* packet, bool* response) {
 
 void UdQp::HandleFetched(Psn psn) {
   sender_.HandleFetched(psn);
-  config_.engine->MarkReady(*this);
+  config_.shard->MarkReady(*this);
 }
 
 void UdQp::HandleFetchFailed(Psn psn, bool, MemoryStatus, Time) {
   sender_.HandleFetchFailed(psn);
-  config_.engine->MarkReady(*this);
+  config_.shard->MarkReady(*this);
 }
 
 }  // namespace verbena::nic

@@ -89,6 +89,9 @@ int RingAllocator::Allocate(uint32_t slots, uint32_t stride, Ring* ring,
     const uint64_t size =
         std::max(block, std::clamp(std::bit_ceil(total_), kMinSegment, kMaxSegment));
     if (total_ + size > kMaxTotal) return ENOMEM;
+    if (budget_ != nullptr && size > budget_->limit - std::min(budget_->limit, budget_->used)) {
+      return ENOMEM;
+    }
     Segment segment;
     segment.memory =
         SharedMemory::Create(name_ + "-rings-" + std::to_string(index), static_cast<size_t>(size));
@@ -100,6 +103,7 @@ int RingAllocator::Allocate(uint32_t slots, uint32_t stride, Ring* ring,
     new_fds->push_back(fd);
     segments_.push_back(std::move(segment));
     total_ += size;
+    if (budget_ != nullptr) budget_->used += size;
     TakeFrom(segments_.back(), block, &offset);
     is_new = true;
   }

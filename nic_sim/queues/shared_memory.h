@@ -48,10 +48,23 @@ struct Ring {
   abi::RingLocation location{};
 };
 
+// Bytes of shared memory that one user has, over all of their contexts.
+struct RingBudget {
+  uint64_t used = 0;
+  uint64_t limit = UINT64_MAX;
+};
+
 // Rings of one context. Buddy allocation in segments.
 class RingAllocator {
  public:
-  explicit RingAllocator(std::string name) : name_(std::move(name)) {}
+  // `budget` (nullptr: none) outlives it.
+  explicit RingAllocator(std::string name, RingBudget* budget = nullptr)
+      : name_(std::move(name)), budget_(budget) {}
+  RingAllocator(const RingAllocator&) = delete;
+  RingAllocator& operator=(const RingAllocator&) = delete;
+  ~RingAllocator() {
+    if (budget_ != nullptr) budget_->used -= total_;
+  }
 
   // Zeroed ring of `slots` (power of two) times `stride`. If a new segment was
   // made, its descriptor is appended to *new_fds and location.new_segment set.
@@ -78,6 +91,7 @@ class RingAllocator {
   bool TakeFrom(Segment& segment, uint64_t block, uint64_t* offset);
 
   std::string name_;
+  RingBudget* budget_;
   std::vector<Segment> segments_;
   uint64_t allocated_ = 0;
   uint64_t total_ = 0;

@@ -2,11 +2,13 @@
 #include "nic_sim/supervisor/options.h"
 
 #include <fmt/format.h>
+#include <grp.h>
 #include <toml++/toml.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -125,6 +127,16 @@ int FindReadyFd(int argc, const char* const* argv) {
   return -1;
 }
 
+// A name or a number; -1: there is no such group.
+int FindGroup(const std::string& text) {
+  int number = -1;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
+  if (parsed.ec == std::errc() && parsed.ptr == end && number >= 0) return number;
+  const group* found = getgrnam(text.c_str());
+  return found == nullptr ? -1 : static_cast<int>(found->gr_gid);
+}
+
 std::string ReadConfigFile(DaemonOptions* options, bool nics_given) {
   char* real = realpath(options->config.c_str(), nullptr);
   if (real == nullptr) {
@@ -165,6 +177,9 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
   CLI::Option* nics = app.add_option("--nics", o.nics, "number of NICs: verbena0, verbena1, ...")
                           ->check(CLI::Range(1u, kMaxNics));
   app.add_flag("--system", o.system, "for all users, in /run/verbena (needs root)");
+  std::string control_group;
+  app.add_option("--group", control_group,
+                 "with --system: members may control it (faults, captures, all objects)");
   app.add_flag("--strict", o.strict, "compute and check every ICRC, also inside the daemon");
   app.add_option("--config", o.config, "TOML file: nics, host, addresses of each NIC");
   app.add_flag("--foreground", o.foreground, "stay, and log to stderr");
@@ -196,6 +211,11 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
   if (result.text.empty() && !o.config.empty()) {
     result.text = ReadConfigFile(&o, nics->count() > 0);
   }
+  if (result.text.empty() && !control_group.empty()) {
+    o.control_group = FindGroup(control_group);
+    if (!o.system) result.text = "--group is for --system daemons";
+    if (o.control_group < 0) result.text = fmt::format("there is no group '{}'", control_group);
+  }
   result.failed = !result.text.empty();
   o.addresses.resize(o.nics);
   return result;
@@ -206,6 +226,9 @@ std::vector<std::string> EngineArguments(const DaemonOptions& o, int link_fd) {
       "--name", o.name,        "--nics",    fmt::to_string(o.nics), "--mode",
       o.mode,   "--log-level", o.log_level, "--engine-link",        fmt::to_string(link_fd)};
   if (o.system) arguments.emplace_back("--system");
+  if (o.control_group >= 0) {
+    arguments.insert(arguments.end(), {"--group", fmt::to_string(o.control_group)});
+  }
   if (o.strict) arguments.emplace_back("--strict");
   if (o.hugepages) arguments.emplace_back("--hugepages");
   if (o.pci) arguments.emplace_back("--pci");

@@ -18,6 +18,7 @@ struct DaemonOptions {
   uint32_t nics = 1;
   uint32_t host = 0;
   bool system = false;
+  int control_group = -1;  // whose members may control a --system daemon; -1: none
   bool strict = false;
   bool hugepages = false;
   bool pci = false;

@@ -114,10 +114,10 @@ class PlainUser(AppTestCase):
 class SystemDaemon(Daemon):
     """A system-wide daemon of root whose programs run as nobody."""
 
-    def __init__(self, tree):
+    def __init__(self, tree, arguments=()):
         super().__init__(verbena=os.path.join(tree, "bin/verbena"), start=False)
         self.environment.update(VERBENA_NAME=f"test{os.getpid()}", HOME="/nonexistent")
-        status, output = self.command("up", "--system", "--nics", 2, limit=60)
+        status, output = self.command("up", "--system", "--nics", 2, *arguments, limit=60)
         if status != 0:
             raise AssertionError(f"verbena up --system: {status}\n{output}")
 

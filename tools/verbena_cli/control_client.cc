@@ -90,12 +90,11 @@ void AttachDescriptor(msghdr* message, int descriptor, char* control, size_t siz
 }
 
 // The peer may copy what we send and write into files we pass: only our own daemon or root's.
-std::string CheckPeer(int fd, bool* foreign) {
+std::string CheckPeer(int fd) {
   ucred peer = {};
   socklen_t size = sizeof(peer);
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::strerror(errno);
-  *foreign = geteuid() != 0 && peer.uid != geteuid();
-  if (!*foreign || peer.uid == 0) return {};
+  if (geteuid() == 0 || peer.uid == geteuid() || peer.uid == 0) return {};
   return fmt::format("that daemon belongs to user {}", peer.uid);
 }
 
@@ -133,7 +132,6 @@ ControlClient& ControlClient::operator=(ControlClient&& other) noexcept {
   if (this != &other) {
     Close();
     fd_ = std::exchange(other.fd_, -1);
-    foreign_ = other.foreign_;
   }
   return *this;
 }
@@ -145,11 +143,10 @@ void ControlClient::Close() {
 
 std::string ControlClient::Connect(const std::string& path) {
   Close();
-  foreign_ = false;
   std::string error;
   fd_ = OpenConnection(path, &error);
   if (fd_ < 0) return error;
-  error = CheckPeer(fd_, &foreign_);
+  error = CheckPeer(fd_);
   if (error.empty() &&
       send(fd_, kHello.data(), kHello.size(), MSG_NOSIGNAL) != ssize_t{kHello.size()}) {
     error = std::strerror(errno);

@@ -38,7 +38,7 @@ class ControlClient {
   ControlClient() = default;
   ~ControlClient();
   ControlClient(ControlClient&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)), foreign_(other.foreign_) {}
+      : fd_(std::exchange(other.fd_, -1)) {}
   ControlClient& operator=(ControlClient&& other) noexcept;
 
   // Connects and says that this is a control connection. Refuses a daemon of another user
@@ -58,16 +58,12 @@ class ControlClient {
   bool WaitClosed(Milliseconds timeout);
 
   bool connected() const { return fd_ >= 0; }
-  // The connected daemon is another user's (root's): it does not answer us, it only serves
-  // applications.
-  bool foreign() const { return foreign_; }
   int fd() const { return fd_; }
 
  private:
   void Close();
 
   int fd_ = -1;
-  bool foreign_ = false;
 };
 
 // Does somebody accept connections at this path? (No word is exchanged.)

@@ -83,10 +83,7 @@ bool ConnectTo(const Instance& instance, ControlClient* client) {
     PrintError(NotRunning(instance));
     return false;
   }
-  std::string problem = client->Connect(path);
-  if (problem.empty() && client->foreign()) {
-    problem = "it is root's and serves programs of all users, but is observed and steered by root";
-  }
+  const std::string problem = client->Connect(path);
   if (!problem.empty())
     PrintError(fmt::format("cannot talk to the daemon at {}: {}", path, problem));
   return problem.empty();

@@ -65,13 +65,12 @@ enum class Life { kNone, kAnswers, kSilent };
 
 // Ours or root's daemon is asked for a word: one that is just ending still has its socket, and
 // one that ends by itself when idle starts its time anew, so that it does not end before COMMAND
-// connects. A daemon of the system answers its own user and root only; there listening must do.
+// connects.
 Life Probe(const std::string& socket) {
   ControlClient client;
   if (!client.Connect(socket).empty()) {
     return SomebodyListens(socket) ? Life::kAnswers : Life::kNone;
   }
-  if (client.foreign()) return Life::kAnswers;
   const Reply reply = client.Request({{"op", "version"}});
   if (reply.kind == Reply::Kind::kClosed) return Life::kNone;
   return reply.kind == Reply::Kind::kTimeout ? Life::kSilent : Life::kAnswers;
@@ -150,6 +149,7 @@ int Up(const UpOptions& options) {
   daemon.name = instance.name;
   daemon.nics = options.nics;
   daemon.strict = options.strict;
+  daemon.group = options.group;
   daemon.system = options.instance.system;
   daemon.config = options.config;
   daemon.log_level = options.log_level;

@@ -103,6 +103,8 @@ void AddLifecycle(CLI::App* app, Arguments* a) {
       ->check(CLI::Range(1, kMaxNics));
   up->add_flag("--strict", a->up.strict,
                "Every payload really becomes packets with an ICRC, loopback included (slower)");
+  up->add_option("--group", a->up.group,
+                 "With --system: members of this group may control it, as root may");
   up->add_option("--config", a->up.config, "Configuration file (verbena.toml)");
   up->add_flag("--foreground", a->up.foreground, "Stay in this terminal; Ctrl-C ends the daemon");
   up->add_option("--log-level", a->up.log_level, "How much the daemon logs")

@@ -53,7 +53,8 @@ def clean_environment():
 class Program:
     """A child process. `limit` in seconds, counted from the start."""
 
-    def __init__(self, argv, limit=60.0, environment=None, folder=None, close_stdin=False):
+    def __init__(self, argv, limit=60.0, environment=None, folder=None, close_stdin=False,
+                 pass_fds=()):
         self.argv = [str(argument) for argument in argv]
         self.deadline = time.monotonic() + limit
         self.timed_out = False
@@ -67,7 +68,7 @@ class Program:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", 'exec "$@" <&-', "sh"] + self.argv if close_stdin else self.argv,
                 stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, start_new_session=True,
-                cwd=folder, env=clean_environment() if environment is None else environment)
+                pass_fds=pass_fds, cwd=folder, env=clean_environment() if environment is None else environment)
         finally:
             os.close(slave)
         self.pid = self._process.pid

@@ -14,7 +14,7 @@ namespace {
 
 class CommandDispatch : public ::testing::Test {
  protected:
-  CommandDispatch() : context_(ClientIdentity{}, 1) {}
+  CommandDispatch() : context_(ClientIdentity{}, 1, lock_, -1) {}
 
   template <typename Request>
   CommandResult Run(Request request, uint16_t op, std::vector<UniqueFd> fds = {}) {
@@ -35,6 +35,7 @@ class CommandDispatch : public ::testing::Test {
     return fds;
   }
 
+  ShardLock lock_;
   FakeContext context_;
 };
 

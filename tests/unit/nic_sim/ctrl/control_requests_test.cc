@@ -110,5 +110,22 @@ TEST_F(ControlRequests, BytesThatAreNoUtf8DoNotBreakTheReply) {
   EXPECT_EQ(Reply(R"({"op":"list","what":"qp"})")["items"][0]["comm"], "a\uFFFD");
 }
 
+TEST_F(ControlRequests, WithoutPrivilegeOnlyWhatIsPublicAndOnesOwn) {
+  const ControlAsker stranger = {.uid = 12345, .privileged = false};
+  const auto ask = [&](const char* text) {
+    return json::parse(AnswerControlRequest(text, &hardware_, daemon_, 0, stranger).text);
+  };
+  for (const char* text :
+       {R"({"op":"counters"})", R"({"op":"fault_add","rule":"drop"})", R"({"op":"fault_list"})",
+        R"({"op":"fault_clear"})", R"({"op":"capture","stage":"after"})",
+        R"({"op":"capture_stop"})", R"({"op":"dump"})", R"({"op":"shutdown"})"}) {
+    EXPECT_EQ(ask(text).value("errno", ""), "EPERM") << text;
+  }
+  EXPECT_FALSE(ask(R"({"op":"version"})").contains("error"));
+  EXPECT_FALSE(ask(R"({"op":"status"})").contains("error"));
+  EXPECT_TRUE(ask(R"({"op":"list","what":"qp"})").contains("items"));
+  EXPECT_EQ(hardware_.listed_user, 12345u);
+}
+
 }  // namespace
 }  // namespace verbena::nic

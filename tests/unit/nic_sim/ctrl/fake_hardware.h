@@ -22,14 +22,18 @@ namespace verbena::nic {
 
 class FakeContext final : public Context {
  public:
-  FakeContext(ClientIdentity client, uint64_t cookie)
+  FakeContext(ClientIdentity client, uint64_t cookie, ShardLock& lock, int wake_page)
       : client_(std::move(client)),
         cookie_(cookie),
+        lock_(lock),
+        wake_page_(wake_page),
         mem_(client_.mem_fd),
         async_(client_.async_write_fd) {}
 
   pid_t pid() const override { return client_.pid; }
   uint64_t cookie() const override { return cookie_; }
+  ShardLock& lock() override { return lock_; }
+  int wake_page_fd() const override { return wake_page_; }
   const ClientIdentity& client() const { return client_; }
 
   int AllocPd(uint32_t* handle) override {
@@ -98,6 +102,8 @@ class FakeContext final : public Context {
  private:
   ClientIdentity client_;
   uint64_t cookie_;
+  ShardLock& lock_;
+  int wake_page_;
   UniqueFd mem_;
   UniqueFd async_;
   uint32_t last_pd_ = 0;
@@ -117,11 +123,10 @@ class FakeHardware final : public Hardware {
     status_ = page("status", sizeof(abi::StatusPage));
   }
 
-  ShardLock& lock() override { return lock_; }
+  ShardLock& lock() { return lock_; }  // of all contexts
   size_t nic_count() const override { return 2; }
   abi::EngineMode mode() const override { return abi::kEngineThreadPerCpu; }
   uint32_t thread_count() const override { return 2; }
-  int wake_page_fd() const override { return wake_.get(); }
   int status_page_fd() const override { return status_.get(); }
   int status_page_readonly_fd() const override { return status_.get(); }
   NicInfo nic_info(size_t nic) const override {
@@ -136,6 +141,7 @@ class FakeHardware final : public Hardware {
 
   int OpenContext(const abi::Hello&, ClientIdentity client, abi::HelloReply* reply, int* context_fd,
                   Context** context, std::string* why) override {
+    const std::lock_guard guard(lock_);
     if (open_error != 0) {
       UniqueFd mem(client.mem_fd);
       UniqueFd async(client.async_write_fd);
@@ -144,14 +150,18 @@ class FakeHardware final : public Hardware {
     }
     reply->cookie = ++last_cookie_;
     *context_fd = memfd_create("context", MFD_CLOEXEC);
-    auto made = std::make_unique<FakeContext>(std::move(client), reply->cookie);
+    auto made = std::make_unique<FakeContext>(std::move(client), reply->cookie, lock_, wake_.get());
     *context = made.get();
     contexts_[made.get()] = std::move(made);
     return 0;
   }
-  void CloseContext(Context* context) override { contexts_.erase(context); }
+  void CloseContext(Context* context) override {
+    const std::lock_guard guard(lock_);
+    contexts_.erase(context);
+  }
 
-  nlohmann::json List(std::string_view what) const override {
+  nlohmann::json List(std::string_view what, std::optional<uid_t> user) const override {
+    listed_user = user;
     if (what != "qp") return nullptr;
     nlohmann::json items = nlohmann::json::array();
     for (size_t i = 0; i < list_items; ++i) items.push_back({{"qpn", i}, {"comm", "a\xff"}});
@@ -187,6 +197,7 @@ class FakeHardware final : public Hardware {
   uint32_t StartCapture(int fd, std::string_view device, bool, uint64_t count,
                         std::string* error) override {
     UniqueFd file(fd);
+    const std::lock_guard guard(lock_);
     if (device == "verbena7") {
       *error = "there is no device 'verbena7'";
       return 0;
@@ -194,8 +205,12 @@ class FakeHardware final : public Hardware {
     captures_[++last_capture_] = {std::move(file), count};
     return last_capture_;
   }
-  bool CaptureDone(uint32_t id) const override { return captures_.at(id).count > 0; }
+  bool CaptureDone(uint32_t id) const override {
+    const std::lock_guard guard(lock_);
+    return captures_.at(id).count > 0;
+  }
   std::function<CaptureCounts()> DetachCapture(uint32_t id) override {
+    const std::lock_guard guard(lock_);
     const auto file = std::make_shared<UniqueFd>(std::move(captures_.at(id).fd));
     const uint64_t count = captures_.at(id).count;
     captures_.erase(id);
@@ -212,13 +227,14 @@ class FakeHardware final : public Hardware {
 
   int open_error = 0;
   size_t list_items = 1;
+  mutable std::optional<uid_t> listed_user;
 
  private:
   struct Capture {
     UniqueFd fd;
     uint64_t count = 0;
   };
-  ShardLock lock_;
+  mutable ShardLock lock_;
   UniqueFd wake_;
   UniqueFd status_;
   uint64_t last_cookie_ = 0;

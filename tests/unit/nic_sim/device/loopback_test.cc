@@ -77,11 +77,7 @@ class ConnectedPair : public ::testing::TestWithParam<uint32_t> {
   }
   void ExpectCqe(RawClient& client, RawClient::Cq& cq, uint64_t wr_id, WcStatus status) {
     const auto cqe = client.Poll(cq);
-    ASSERT_TRUE(cqe.has_value()) << "no completion\n"
-                                 << [] {
-                                      const std::lock_guard lock(TheDevice()->lock());
-                                      return TheDevice()->Dump().dump(1);
-                                    }();
+    ASSERT_TRUE(cqe.has_value()) << "no completion\n" << TheDevice()->Dump().dump(1);
     EXPECT_EQ((*cqe)->wr_id, wr_id);
     EXPECT_EQ((*cqe)->status, static_cast<uint8_t>(status));
   }
@@ -221,7 +217,6 @@ TEST_P(ConnectedPair, ProducerBeyondTheRingIsIgnored) {
   EXPECT_FALSE(a->Poll(a_cq, 50).has_value());
   // The other application goes on.
   b->WriteSend(b_qp, Wqe(WrOpcode::kSend, 12), {});
-  const std::lock_guard lock(TheDevice()->lock());
   EXPECT_EQ(TheDevice()->List("qp")["items"].size(), 2u);
 }
 
@@ -235,7 +230,7 @@ TEST_P(ConnectedPair, CqOverrunStopsTheQp) {
   a->Ring(qp);
   for (int i = 0; i < 200; ++i) {
     {
-      const std::lock_guard lock(TheDevice()->lock());
+      const std::lock_guard lock(a->context().lock());
       abi::QueryQpReply reply{};
       ASSERT_EQ(a->context().QueryQp(qp.handle, &reply), 0);
       if (reply.attr.state == static_cast<uint32_t>(transport::QpState::kErr)) return;
@@ -306,7 +301,6 @@ TEST(OpenContext, OtherUsersMemoryIsReachedOnlyThroughWhatTheyOpened) {
     nic::Context* context = nullptr;
     int fd = -1;
     std::string why;
-    const std::lock_guard lock(device.lock());
     const int error =
         device.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = mem_fd},
                            &reply, &fd, &context, &why);

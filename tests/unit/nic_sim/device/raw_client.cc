@@ -25,19 +25,21 @@ void WriteSges(std::byte* to, const std::vector<abi::Sge>& sges) {
 }
 }  // namespace
 
-std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict) {
+std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict, bool system) {
   std::string error;
   nic::DeviceOptions options;
   options.instance = "test-" + std::to_string(getpid());
   options.run_folder = ::testing::TempDir();
   options.nics = nics;
   options.strict = strict;
+  options.system = system;
   auto device = nic::Device::Start(options, &error);
   EXPECT_NE(device, nullptr) << error;
   return device;
 }
 
-RawClient::RawClient(nic::Device& device, uint32_t index) : device_(device), index_(index) {
+RawClient::RawClient(nic::Device& device, uint32_t index, uid_t uid)
+    : device_(device), index_(index) {
   guard_ = static_cast<std::byte*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   std::memcpy(guard_, &kGuardMagic, sizeof kGuardMagic);
@@ -48,21 +50,21 @@ RawClient::RawClient(nic::Device& device, uint32_t index) : device_(device), ind
   abi::HelloReply reply{};
   int fd = -1;
   std::string why;
-  const std::lock_guard lock(device_.lock());
-  const int error = device_.OpenContext(hello, {.pid = getpid(), .uid = getuid(), .comm = "test"},
-                                        &reply, &fd, &context_, &why);
+  // Other users' memory is only reached through what they opened.
+  const int memory = uid == geteuid() ? -1 : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+  const int error =
+      device_.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = memory},
+                          &reply, &fd, &context_, &why);
   EXPECT_EQ(error, 0) << why;
   page_ = static_cast<abi::ContextPage*>(
       mmap(nullptr, sizeof(abi::ContextPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   close(fd);
+  const std::lock_guard lock(context_->lock());
   EXPECT_EQ(context_->AllocPd(&pd_), 0);
 }
 
 RawClient::~RawClient() {
-  {
-    const std::lock_guard lock(device_.lock());
-    device_.CloseContext(context_);
-  }
+  device_.CloseContext(context_);
   munmap(page_, sizeof(abi::ContextPage));
   munmap(guard_, 4096);
   for (auto& [data, bytes] : segments_) munmap(data, bytes);
@@ -83,7 +85,7 @@ std::byte* RawClient::Map(const abi::RingLocation& location, std::vector<int>* f
 }
 
 RawClient::Cq RawClient::CreateCq(uint32_t entries) {
-  const std::lock_guard lock(device_.lock());
+  const std::lock_guard lock(context_->lock());
   abi::CreateCqRequest request{};
   request.cqe = entries;
   abi::CreateCqReply reply{};
@@ -95,7 +97,7 @@ RawClient::Cq RawClient::CreateCq(uint32_t entries) {
 }
 
 RawClient::Qp RawClient::CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps) {
-  const std::lock_guard lock(device_.lock());
+  const std::lock_guard lock(context_->lock());
   abi::CreateQpRequest request{};
   request.pd = pd_;
   request.send_cq = send_cq.handle;
@@ -116,7 +118,7 @@ RawClient::Qp RawClient::CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpC
 }
 
 uint32_t RawClient::RegMr(void* address, size_t bytes, uint32_t access) {
-  const std::lock_guard lock(device_.lock());
+  const std::lock_guard lock(context_->lock());
   abi::RegMrRequest request{};
   request.pd = pd_;
   request.access = access;
@@ -132,7 +134,7 @@ transport::Gid RawClient::gid(uint32_t index) { return device_.nic_info(index_).
 int RawClient::Connect(const Qp& qp, uint32_t peer_qpn, const transport::Gid& peer_gid,
                        uint8_t retry_cnt, uint8_t timeout) {
   using namespace transport;
-  const std::lock_guard lock(device_.lock());
+  const std::lock_guard lock(context_->lock());
   abi::ModifyQpRequest request{};
   abi::ModifyQpReply reply{};
   request.handle = qp.handle;

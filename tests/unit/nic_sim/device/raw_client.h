@@ -5,6 +5,9 @@
 // provider would.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -34,8 +37,8 @@ class RawClient {
     uint32_t sq_producer = 0, rq_producer = 0;
   };
 
-  // Opens device `index` as this process.
-  RawClient(nic::Device& device, uint32_t index);
+  // Opens device `index` as this process, or as if it were another user's.
+  RawClient(nic::Device& device, uint32_t index, uid_t uid = getuid());
   ~RawClient();
 
   nic::Context& context() { return *context_; }
@@ -71,6 +74,6 @@ class RawClient {
 };
 
 // Starts a device with `nics` NICs for a test; checks that it started.
-std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict = false);
+std::unique_ptr<nic::Device> StartDevice(uint32_t nics, bool strict = false, bool system = false);
 
 }  // namespace verbena::testing

@@ -42,6 +42,8 @@ TEST(Options, WrongOnesAreErrorsThatNameThem) {
   EXPECT_THAT(Parse({"--name", "../x"}).text, HasSubstr("../x"));
   EXPECT_THAT(Parse({"--fast"}).text, HasSubstr("--fast"));
   EXPECT_THAT(Parse({"--mode", "quick"}).text, HasSubstr("--mode"));
+  EXPECT_THAT(Parse({"--system", "--group", "no such group"}).text, HasSubstr("no such group"));
+  EXPECT_THAT(Parse({"--group", "root"}).text, HasSubstr("--system"));
   EXPECT_THAT(Parse({"--config", "/nowhere/v.toml"}).text, HasSubstr("/nowhere/v.toml"));
   for (const auto& result : {Parse({"--nics", "0"}), Parse({"--fast"})}) {
     EXPECT_TRUE(result.failed);
@@ -52,9 +54,9 @@ TEST(Options, WrongOnesAreErrorsThatNameThem) {
 }
 
 TEST(Options, TheEngineProcessGetsTheSameOptions) {
-  const OptionsResult result =
-      Parse({"--name", "lab", "--nics", "3", "--strict", "--pci", "--hugepages", "--mode",
-             "spinning", "--log-level", "debug", "--exit-idle", "7", "--foreground"});
+  const OptionsResult result = Parse(
+      {"--name", "lab", "--nics", "3", "--strict", "--pci", "--hugepages", "--mode", "spinning",
+       "--log-level", "debug", "--exit-idle", "7", "--foreground", "--system", "--group", "root"});
   ASSERT_FALSE(result.failed) << result.text;
   const std::vector<std::string> again = EngineArguments(result.options, 9);
   std::vector<const char*> arguments;
@@ -68,6 +70,7 @@ TEST(Options, TheEngineProcessGetsTheSameOptions) {
   EXPECT_EQ(engine.options.mode, "spinning");
   EXPECT_EQ(engine.options.log_level, "debug");
   EXPECT_EQ(engine.options.exit_idle_s, 7u);
+  EXPECT_EQ(engine.options.control_group, 0);
 }
 
 TEST(Options, AConfigurationFileGivesAddresses) {

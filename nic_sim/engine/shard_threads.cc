@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine threads: start, run, sleep and wake. The protocol that loses no
+// The threads of a shard: start, run, sleep and wake. The protocol that loses no
 // wake-up is described at abi::WakePage.
 #include <fcntl.h>
 #include <pthread.h>
+#include <rte_mbuf.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -13,8 +14,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
+#include <utility>
 
-#include "nic_sim/engine/engine.h"
+#include "nic_sim/engine/shard.h"
 #include "nic_sim/env/dpdk_env.h"
 #include "nic_sim/queues/doorbells.h"
 
@@ -29,11 +32,12 @@ namespace {
 // for several queues or WQEs; single messages let it sleep at once, because
 // then the application on this CPU is what should run.
 constexpr Duration kShortSpin = Duration::Microseconds(20);
+// After so many wake-ups or doorbells in a row without a WQE or packet somebody
+// only plays: the shard's threads look no more often than this for a while.
+constexpr uint32_t kMaxVainWakes = 64;
+constexpr Duration kVainPause = Duration::Milliseconds(1);
 // With a CPU of its own a thread gives it back only after this long.
 constexpr Duration kLongSpin = Duration::Milliseconds(2);
-// Enough CPUs that one can be the engine's alone.
-constexpr size_t kCpusForSpinning = 4;
-constexpr uint32_t kPackets = 8192;
 
 Time Now() {
   timespec ts;
@@ -41,18 +45,20 @@ Time Now() {
   return Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
 }
 
-// Lets a woken engine thread run before the application that woke it and that
+/ Lets a woken engine thread run before the application that woke it and that
 // only spins or polls meanwhile. Each part is optional; only the slice needs no
 // rights. Measured on two CPUs, Linux 6.18: one way of 64 bytes 20 µs without
 // all this, 12 to 15 µs with it (SCHED_FIFO: 10 to 14 µs).
-void PreferThisThread() {
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
-  // With autogroups nice counts only within a session; the daemon's own session
-  // (not that of a terminal, in the foreground) gets a nice value, too.
-  if (getsid(0) == getppid()) {
-    const int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0 && write(fd, "-20", 3) < 0) errno = 0;  // not permitted: without
-    if (fd >= 0) close(fd);
+void PreferThisThread(bool by_nice) {
+  if (by_nice) {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), -20);
+    // With autogroups nice counts only within a session; the daemon's own session
+    // (not that of a terminal, in the foreground) gets a nice value, too.
+    if (getsid(0) == getppid()) {
+      const int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+      if (fd >= 0 && write(fd, "-20", 3) < 0) errno = 0;  // not permitted: without
+      if (fd >= 0) close(fd);
+    }
   }
   // A short slice lets it preempt on wake-up (EEVDF, Linux 6.12). glibc has no
   // wrapper; layout of struct sched_attr, first version.
@@ -74,114 +80,92 @@ void PreferThisThread() {
 
 }  // namespace
 
-Engine::Engine(const DeviceOptions& options) : options_(options) {}
+Shard::Shard(Config config, Prepare prepare)
+    : config_(std::move(config)), prepare_(std::move(prepare)) {}
 
-std::unique_ptr<Engine> Engine::Start(const DeviceOptions& options, std::string* error) {
-  std::unique_ptr<Engine> engine(new Engine(options));
-  if (!engine->ChooseThreads(error)) return nullptr;
-  if (options.mode == DeviceOptions::Mode::kManual) {
-    return engine->Initialise(error) ? std::move(engine) : nullptr;
+std::unique_ptr<Shard> Shard::Start(Config config, Prepare prepare, std::string* error) {
+  std::unique_ptr<Shard> shard(new Shard(std::move(config), std::move(prepare)));
+  shard->wake_memory_ = SharedMemory::Create("verbena-wake", sizeof(abi::WakePage));
+  if (shard->wake_memory_.data() == nullptr) {
+    *error = "no memory for the wake page";
+    return nullptr;
   }
-  // The first thread initialises EAL, which belongs to that thread; the others
-  // start when that is done.
-  engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), 0);
-  for (uint32_t i = 1;; ++i) {
-    engine->start_state_.wait(static_cast<int>(i) - 1);
-    if (engine->start_state_.load() < 0) {
-      *error = engine->start_error_;
+  shard->wake_ = new (shard->wake_memory_.data()) abi::WakePage{};
+  std::vector<Nic*> nics;
+  nics.swap(shard->config_.nics);
+  for (Nic* nic : nics) shard->AddNic(nic);
+  if (shard->config_.manual) return shard->Prepared(0, error) ? std::move(shard) : nullptr;
+  const size_t count = shard->config_.cpus.size();
+  for (uint32_t i = 0; i < count; ++i) {
+    try {
+      shard->threads_.emplace_back(&Shard::ThreadMain, shard.get(), i);
+    } catch (const std::system_error&) {
+      *error = "no engine thread can be started";
       return nullptr;
     }
-    if (i == engine->cpus_.size()) return engine;
-    engine->threads_.emplace_back(&Engine::ThreadMain, engine.get(), i);
+    shard->start_state_.wait(static_cast<int>(i));
+    if (shard->start_state_.load() < 0) {
+      *error = shard->start_error_;
+      return nullptr;
+    }
   }
+  return shard;
 }
 
-Engine::~Engine() {
+Shard::~Shard() {
   stop_.store(true);
   for (uint32_t i = 0; i < threads_.size(); ++i) Wake(i);
   for (std::thread& thread : threads_) thread.join();
+  if (resources_.fabric != nullptr) resources_.fabric->CloseInbox(config_.id);
+  if (spare_ != nullptr) rte_pktmbuf_free(spare_);
 }
 
-bool Engine::ChooseThreads(std::string* error) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> allowed;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &set)) allowed.push_back(cpu);
-    }
-  }
-  using Mode = DeviceOptions::Mode;
-  const bool spin = options_.mode == Mode::kSpinning ||
-                    (options_.mode == Mode::kAuto && allowed.size() >= kCpusForSpinning);
-  mode_ = spin ? abi::kEngineSpinning : abi::kEngineThreadPerCpu;
-  size_t count = spin ? 1 : std::max<size_t>(allowed.size(), 1);
-  if (options_.mode == Mode::kManual) count = 1;  // as applications see it
-  if (options_.engine_threads != 0) count = options_.engine_threads;
-  count = std::min<size_t>(count, abi::kMaxEngineThreads);
-  for (size_t i = 0; i < count; ++i) {
-    cpus_.push_back(spin || i >= allowed.size() ? -1 : allowed[i]);
-  }
-  wake_memory_ = SharedMemory::Create("verbena-wake", sizeof(abi::WakePage));
-  if (wake_memory_.data() == nullptr) {
-    *error = "no memory for the wake page";
-    return false;
-  }
-  wake_ = new (wake_memory_.data()) abi::WakePage{};
-  return true;
-}
-
-void Engine::Describe(abi::StatusPage* page) const {
-  page->mode = mode_;
-  page->thread_count = static_cast<uint32_t>(cpus_.size());
-  for (size_t i = 0; i < cpus_.size(); ++i) {
-    page->cpu[i] = cpus_[i] < 0 ? abi::kAnyCpu : static_cast<uint32_t>(cpus_[i]);
-  }
-}
-
-bool Engine::Initialise(std::string* error) {
-  const DpdkOptions dpdk{.instance = options_.instance,
-                         .run_folder = options_.run_folder,
-                         .hugepages = options_.hugepages,
-                         .pci = options_.pci};
-  if (!InitDpdk(dpdk, error)) return false;
-  pool_ = CreatePacketPool("verbena-packets", kPackets, error);
-  if (pool_ == nullptr) return false;
-  fabric_ = std::make_unique<Fabric>(options_.strict);
-  dma_ = std::make_unique<DmaQueue>();
-  dma_->RequireClaims();
-  return true;
-}
-
-void Engine::ThreadMain(uint32_t index) {
-  const std::string name = "verbena-eng-" + std::to_string(index);
-  pthread_setname_np(pthread_self(), name.c_str());
-  bool good = true;
+// What a thread needs before it runs. The first one initialises EAL, which
+// belongs to that thread; the others start when that is done.
+bool Shard::Prepared(uint32_t index, std::string* error) {
   if (index == 0) {
-    good = Initialise(&start_error_);
-  } else if (!RegisterDpdkThread()) {
-    good = false;
-    start_error_ = "DPDK takes no engine thread more";
+    if (!prepare_(&resources_, error)) return false;
+    dma_ = std::make_unique<DmaQueue>();
+    dma_->RequireClaims();
+    resources_.fabric->OpenInbox(config_.id, resources_.pool, this);
   }
+  if (RegisterDpdkThread()) return true;
+  *error = "DPDK takes no engine thread more";
+  return false;
+}
+
+void Shard::ThreadMain(uint32_t index) {
+  std::string name = "verbena-eng-" + std::to_string(index);
+  if (config_.id != 0) name += '.' + std::to_string(config_.id);
+  pthread_setname_np(pthread_self(), name.c_str());
+  const bool good = Prepared(index, &start_error_);
   start_state_.store(good ? static_cast<int>(index) + 1 : -1);
   start_state_.notify_all();
   if (!good) return;
-  if (cpus_[index] >= 0) {
+  if (config_.cpus[index] >= 0) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(cpus_[index], &set);
+    CPU_SET(config_.cpus[index], &set);
     sched_setaffinity(0, sizeof set, &set);
   }
-  PreferThisThread();
+  PreferThisThread(config_.before_apps);
 
+  bool woken = false;
   while (!stop_.load(std::memory_order_relaxed)) {
     RunUntilIdle();
-    Sleep(index);
+    if (IsWokenInVain(woken)) {
+      // Not armed: nobody can end this, and it looks at all doorbells afterwards.
+      const timespec pause{.tv_sec = 0, .tv_nsec = kVainPause.ns()};
+      nanosleep(&pause, nullptr);
+    }
+    woken = Sleep(index);
   }
+  // The thread that initialised EAL keeps its number.
+  if (config_.id != 0 || index != 0) UnregisterDpdkThread();
 }
 
-void Engine::RunUntilIdle() {
-  const bool spinning = mode_ == abi::kEngineSpinning;
+void Shard::RunUntilIdle() {
+  const bool spinning = config_.mode == abi::kEngineSpinning;
   Time spin_until;
   while (!stop_.load(std::memory_order_relaxed)) {
     if (!lock_.TryLockForEngine()) {
@@ -209,7 +193,14 @@ void Engine::RunUntilIdle() {
   }
 }
 
-void Engine::Sleep(uint32_t index) {
+bool Shard::IsWokenInVain(bool woken) {
+  const bool progress = progress_.exchange(false, std::memory_order_relaxed);
+  if (progress) vain_wakes_.store(0, std::memory_order_relaxed);
+  if (progress || !woken) return false;
+  return vain_wakes_.fetch_add(1, std::memory_order_relaxed) >= kMaxVainWakes;
+}
+
+bool Shard::Sleep(uint32_t index) {
   abi::WakeWord& word = wake_->threads[index];
   Arm(word);
   Duration limit = Duration::Milliseconds(abi::kMaxSleepMs);
@@ -225,20 +216,20 @@ void Engine::Sleep(uint32_t index) {
     lock_.unlock();
     if (work || stop_.load()) {
       Disarm(word);
-      return;
+      return true;
     }
   } else if (!engine_holds_lock_.load(std::memory_order_seq_cst)) {
     Disarm(word);  // a control call: look again
-    return;
+    return false;
   }
-  Wait(word, limit);
+  return Wait(word, limit);
 }
 
-void Engine::Wake(uint32_t index) { nic::Wake(wake_->threads[index]); }
+void Shard::Wake(uint32_t index) { nic::Wake(wake_->threads[index]); }
 
-void Engine::Kick() {
+void Shard::Kick() {
   abi::FullFence();
-  const auto count = static_cast<uint32_t>(cpus_.size());
+  const auto count = static_cast<uint32_t>(config_.cpus.size());
   for (uint32_t i = 0; i < count; ++i) {
     if (wake_->threads[i].armed.load(std::memory_order_seq_cst) == 0) return;
   }

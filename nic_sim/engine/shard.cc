@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The steps of one engine pass.
+#include "nic_sim/engine/shard.h"
+
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "nic_sim/fabric/packet.h"
+#include "nic_sim/queues/doorbells.h"
+#include "nic_sim/runtime/random.h"
+#include "transport/wire/packet_view.h"
+
+namespace verbena::nic {
+
+using transport::Duration;
+using transport::MemoryStatus;
+using transport::PacketView;
+using transport::Time;
+using transport::TxPacket;
+
+namespace {
+
+// Longer than this without running, on a machine that has the links inside
+// itself, is the engine's own fault and not a lost packet.
+constexpr Duration kStarved = Duration::Milliseconds(10);
+
+transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
+  transport::TransportHeaders h;
+  h.bth.opcode = tx.opcode;
+  h.bth.solicited = tx.solicited;
+  h.bth.ack_req = tx.ack_request;
+  h.bth.psn = tx.psn;
+  const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
+  if (traits.has_deth()) {
+    h.bth.dest_qpn = tx.dest_qpn;
+    h.deth = {.qkey = tx.qkey, .source_qpn = qp.qpn()};
+  } else {
+    h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
+  }
+  if (traits.has_reth()) {
+    h.reth = {
+        .va = tx.remote_address, .rkey = transport::Rkey(tx.rkey), .dma_length = tx.dma_length};
+  }
+  if (traits.has_atomic_eth()) {
+    h.atomic_eth = {.va = tx.remote_address,
+                    .rkey = transport::Rkey(tx.rkey),
+                    .swap_add = tx.swap_or_add,
+                    .compare = tx.compare};
+  }
+  if (traits.has_aeth()) h.aeth = {.syndrome = tx.syndrome, .msn = tx.msn};
+  if (traits.has_atomic_ack_eth()) h.atomic_ack_eth = {.original = tx.original};
+  if (traits.has_imm()) {
+    h.imm = {.value = transport::LoadBe32(reinterpret_cast<const std::byte*>(&tx.imm_or_inv))};
+  }
+  if (traits.has_ieth()) h.ieth = {.rkey = transport::Rkey(tx.imm_or_inv)};
+  return h;
+}
+
+}  // namespace
+
+void Shard::UpdateNow() {
+  if (config_.manual) return;  // RunPassAt sets it
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  now_ = Time::FromNanoseconds(int64_t{ts.tv_sec} * 1'000'000'000 + ts.tv_nsec);
+}
+
+bool Shard::RunPass() {
+  UpdateNow();
+  ++counters_.passes;
+  wqes_this_pass_ = 0;
+  CheckStarvation();
+  if (resources_.fabric->next_deadline() <= now_) resources_.fabric->HandleTimeout(now_);
+  bool worked = RunReceive();
+  RunPlacements();
+  worked |= RunDoorbells();
+  worked |= RunQps();
+  RunTimers();
+  RunNotifications();
+  last_pass_ = now_;
+  worked_this_pass_ = worked;
+  if (wqes_this_pass_ != 0) progress_.store(true, std::memory_order_relaxed);
+  return ready_head_ != nullptr || HasReceived();
+}
+
+bool Shard::RunPassAt(Time now) {
+  const std::lock_guard guard(lock_);
+  engine_holds_lock_.store(true, std::memory_order_seq_cst);
+  now_ = last_pass_ = std::max(now_, now);  // time that is skipped is no starvation
+  const bool more = RunPass();
+  engine_holds_lock_.store(false, std::memory_order_seq_cst);
+  return more;
+}
+
+// A starved engine must not look like a lossy network: deadlines move by the
+// time that the engine did not get.
+void Shard::CheckStarvation() {
+  const Time reference = planned_wake_.IsNever() ? last_pass_ : std::max(planned_wake_, last_pass_);
+  const bool asleep_without_deadline = planned_wake_.IsNever() && timers_.next().IsNever();
+  if (!asleep_without_deadline && last_pass_ != Time() && now_ - reference > kStarved) {
+    const Duration gap = now_ - reference;
+    timers_.ForEach([gap](Qp& qp) { qp.ShiftDeadlines(gap); });
+    ++counters_.deadline_shifts;
+  }
+  planned_wake_ = Time::Never();
+}
+
+bool Shard::RunDoorbells() {
+  bool rung = false;
+  for (DoorbellSource* source : sources_) {
+    TakeDoorbells(*source->page, source->qps->size(), [&](uint32_t slot) {
+      if (slot >= source->qps->size() || (*source->qps)[slot] == nullptr) return;
+      MarkReady(*(*source->qps)[slot]);
+      ++counters_.doorbells;
+      rung = true;
+    });
+  }
+  return rung;
+}
+
+bool Shard::RunReceive() {
+  bool worked = false;
+  rte_mbuf* burst[kBurst];
+  for (Nic* nic : config_.nics) {
+    if (!resources_.fabric->has_received(nic->port(), config_.id)) continue;
+    const size_t count = resources_.fabric->Receive(nic->port(), burst, config_.id);
+    for (size_t i = 0; i < count; ++i) {
+      // A full queue would call back into a QP that is handling a packet.
+      if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
+      Receive(*nic, burst[i]);
+    }
+    worked |= count != 0;
+  }
+  if (worked) progress_.store(true, std::memory_order_relaxed);
+  return worked;
+}
+
+void Shard::Receive(Nic& nic, rte_mbuf* packet) {
+  received_.push_back(packet);  // capacity: burst times ports, reserved
+  const auto drop = [&](DropReason reason) {
+    resources_.fabric->CountReceiveDrop(nic.port(), reason);
+  };
+  auto parsed = PacketView::Parse(FrameSpan(packet));
+  // A responder answers these.
+  if (!parsed.ok() && parsed.error() == transport::ParseError::kReservedOpcode) {
+    parsed = PacketView::ParseReserved(FrameSpan(packet));
+  }
+  if (!parsed.ok()) return drop(DropReason::malformed);
+  const PacketView& view = parsed.value();
+  if (!MetaOf(packet).trusted && !view.VerifyIcrc()) return drop(DropReason::bad_icrc);
+  Qp* qp = nic.qps().Find(view.dest_qpn(), config_.id);
+  if (qp == nullptr) return drop(DropReason::unknown_qp);
+  const DropReason reason = qp->HandlePacket(view, now_);
+  if (reason != DropReason::count) return drop(reason);
+  MarkReady(*qp);
+}
+
+void Shard::RunPlacements() {
+  if (dma_->has_placements()) dma_->FlushPlacements();
+  if (!received_.empty()) {
+    rte_pktmbuf_free_bulk(received_.data(), static_cast<unsigned>(received_.size()));
+    received_.clear();
+  }
+}
+
+bool Shard::RunQps() {
+  // Only what is ready now; what becomes ready meanwhile is for the next pass.
+  Qp* const last = ready_tail_;
+  bool worked = false;
+  while (ready_head_ != nullptr) {
+    Qp& qp = *ready_head_;
+    ready_head_ = qp.next_ready;
+    if (ready_head_ == nullptr) ready_tail_ = nullptr;
+    qp.in_ready_list = false;
+    worked = true;
+    wqes_this_pass_ += qp.Service(now_, kFetchBudget);
+    Transmit(qp);
+    if (qp.wants_error()) MarkReady(qp);
+    timers_.Schedule(qp, qp.next_timeout());
+    if (&qp == last) break;
+  }
+  FlushOutgoing();
+  return worked;
+}
+
+void Shard::Transmit(Qp& qp) {
+  TxPacket tx;
+  bool response = false;
+  for (uint32_t sent = 0; sent < kBurst; ++sent) {
+    if (outgoing_count_ == kTxBurst) FlushOutgoing();
+    // The buffer comes first: what PollTransmit has given must be sent.
+    if (spare_ == nullptr) spare_ = rte_pktmbuf_alloc(resources_.pool);
+    if (spare_ == nullptr) {
+      ++counters_.no_packet;
+      MarkReady(qp);
+      return;
+    }
+    if (!qp.PollTransmit(now_, &tx, &response)) {
+      if (qp.wants_service()) MarkReady(qp);
+      return;
+    }
+    if (BuildPacket(qp, tx, response, spare_)) {
+      outgoing_[outgoing_count_++] = {
+          .packet = spare_, .qp = &qp, .psn = tx.psn, .response = response};
+      spare_ = nullptr;
+    }
+  }
+  MarkReady(qp);  // its turn is over
+}
+
+// Writes headers and pad, queues the fetch of the payload. False if the payload
+// may not be read: the state machine knows then, nothing is sent.
+bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* packet) {
+  rte_pktmbuf_reset_headroom(packet);
+  std::byte* const frame = rte_pktmbuf_mtod(packet, std::byte*);
+  const size_t headers = qp.path().WriteHeaders(HeadersOf(qp, tx), tx.payload_bytes, frame);
+  std::byte* to = frame + headers;
+  if (tx.inline_payload != nullptr) {
+    std::memcpy(to, tx.inline_payload, tx.payload_bytes);
+    to += tx.payload_bytes;
+  } else {
+    for (uint32_t i = 0; i < tx.segment_count; ++i) {
+      const transport::MemorySegment& segment = tx.segments[i];
+      if (segment.length == 0) continue;
+      Extent extent;
+      const MemoryStatus status = qp.config().share->regions.Translate(
+          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent);
+      if (status != MemoryStatus::kOk) {
+        // Pieces already queued go into a buffer that nobody sends; they must
+        // not outlive it.
+        FlushOutgoing();
+        qp.HandleFetchFailed(tx.psn, response, status, now_);
+        return false;
+      }
+      dma_->Fetch(extent, to, segment.length, outgoing_count_);
+      to += segment.length;
+    }
+  }
+  std::memset(to, 0, 3 + 4);  // pad and ICRC
+  const size_t bytes = qp.path().FrameBytes(tx.opcode, tx.payload_bytes);
+  packet->data_len = static_cast<uint16_t>(bytes);
+  packet->pkt_len = static_cast<uint32_t>(bytes);
+  MetaOf(packet) = {.source_qpn = qp.qpn().value(),
+                    .psn_offset = qp.PsnOffset(tx.psn, response),
+                    .retransmission = tx.retransmission,
+                    .icrc_present = false,
+                    .trusted = true};
+  return true;
+}
+
+void Shard::FlushOutgoing() {
+  dma_->FlushFetches([this](uint32_t tag) {
+    // The tag after the last packet is of one that BuildPacket gave up.
+    if (tag < outgoing_count_) outgoing_[tag].failed = true;
+  });
+  if (outgoing_count_ == 0) return;
+  progress_.store(true, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < outgoing_count_; ++i) {
+    if (outgoing_[i].packet == nullptr) continue;
+    if (!outgoing_[i].failed) {
+      outgoing_[i].qp->HandleFetched(outgoing_[i].psn);
+      continue;
+    }
+    outgoing_[i].qp->HandleFetchFailed(outgoing_[i].psn, outgoing_[i].response,
+                                       MemoryStatus::kFault, now_);
+    // What follows on the same stream was built on the failed packet.
+    for (uint32_t j = i + 1; j < outgoing_count_; ++j) {
+      if (outgoing_[j].qp == outgoing_[i].qp && outgoing_[j].response == outgoing_[i].response &&
+          outgoing_[j].packet != nullptr) {
+        rte_pktmbuf_free(outgoing_[j].packet);
+        outgoing_[j] = {};
+      }
+    }
+    rte_pktmbuf_free(outgoing_[i].packet);
+    outgoing_[i] = {};
+  }
+  // Runs of packets of one port go out together.
+  rte_mbuf* run[kTxBurst];
+  uint32_t length = 0;
+  PortId port = 0;
+  for (uint32_t i = 0; i < outgoing_count_; ++i) {
+    if (outgoing_[i].packet == nullptr) continue;
+    const PortId its_port = outgoing_[i].qp->nic().port();
+    if (length != 0 && its_port != port) {
+      resources_.fabric->Transmit(port, {run, length}, now_);
+      length = 0;
+    }
+    port = its_port;
+    run[length++] = outgoing_[i].packet;
+  }
+  if (length != 0) resources_.fabric->Transmit(port, {run, length}, now_);
+  outgoing_count_ = 0;
+}
+
+void Shard::RunTimers() {
+  // Bounded: a QP whose timer fires again at once waits for the next pass.
+  for (uint32_t i = 0; i < kBurst; ++i) {
+    Qp* qp = timers_.PopDue(now_);
+    if (qp == nullptr) return;
+    if (qp->next_timeout() <= now_) {
+      qp->HandleTimeout(now_);
+      MarkReady(*qp);
+    }
+    timers_.Schedule(*qp, qp->next_timeout());
+  }
+}
+
+void Shard::RunNotifications() {
+  if (dirty_cqs_.empty()) return;
+  abi::FullFence();  // pairs with the one after CqRecord::arm is raised
+  size_t kept = 0;
+  for (CompletionQueue* cq : dirty_cqs_) {
+    cq->in_dirty_list = !cq->Notify();
+    if (cq->in_dirty_list) dirty_cqs_[kept++] = cq;
+  }
+  dirty_cqs_.resize(kept);
+  notification_pending_ = kept != 0;
+}
+
+Time Shard::NextDeadline() const {
+  Time next = std::min(timers_.next(), resources_.fabric->next_deadline());
+  // A full event channel is tried again without being told.
+  if (notification_pending_) next = std::min(next, now_ + Duration::Milliseconds(1));
+  return next;
+}
+
+bool Shard::HasReceived() const {
+  for (const Nic* nic : config_.nics) {
+    if (resources_.fabric->has_received(nic->port(), config_.id)) return true;
+  }
+  return false;
+}
+
+bool Shard::HasWork() {
+  if (ready_head_ != nullptr || HasReceived()) return true;
+  for (DoorbellSource* source : sources_) {
+    if (HasDoorbell(*source->page)) return true;
+  }
+  return NextDeadline() <= now_;
+}
+
+void Shard::MarkReady(Qp& qp) {
+  if (qp.in_ready_list) return;
+  qp.in_ready_list = true;
+  qp.next_ready = nullptr;
+  if (ready_tail_ != nullptr) {
+    ready_tail_->next_ready = &qp;
+  } else {
+    ready_head_ = &qp;
+  }
+  ready_tail_ = &qp;
+  // From a control call: all threads may be asleep.
+  if (!engine_holds_lock_.load(std::memory_order_relaxed)) Kick();
+}
+
+void Shard::MarkDirty(CompletionQueue& cq) {
+  if (cq.in_dirty_list) return;
+  cq.in_dirty_list = true;
+  dirty_cqs_.push_back(&cq);  // room was made by Reserve
+}
+
+void Shard::AddSource(DoorbellSource* source) { sources_.push_back(source); }
+
+void Shard::RemoveSource(DoorbellSource* source) { std::erase(sources_, source); }
+
+void Shard::AddNic(Nic* nic) {
+  config_.nics.push_back(nic);
+  shares_.push_back(std::make_unique<NicShare>(config_.max_regions, RandomNumber()));
+  received_.reserve(config_.nics.size() * kBurst);
+}
+
+void Shard::Reserve() {
+  size_t qps = 0;
+  size_t cqs = 0;
+  for (const auto& share : shares_) {
+    qps += share->qp_count;
+    cqs += share->cq_count;
+  }
+  timers_.Reserve(qps);
+  dirty_cqs_.reserve(cqs);
+}
+
+void Shard::ForgetQp(Qp& qp) {
+  timers_.Remove(qp);
+  if (!qp.in_ready_list) return;
+  qp.in_ready_list = false;
+  Qp* before = nullptr;
+  for (Qp* it = ready_head_; it != nullptr; before = it, it = it->next_ready) {
+    if (it != &qp) continue;
+    (before != nullptr ? before->next_ready : ready_head_) = qp.next_ready;
+    if (ready_tail_ == &qp) ready_tail_ = before;
+    return;
+  }
+}
+
+void Shard::ForgetCq(CompletionQueue& cq) { std::erase(dirty_cqs_, &cq); }
+
+uint32_t Shard::free_packets() const { return rte_mempool_avail_count(resources_.pool); }
+
+}  // namespace verbena::nic

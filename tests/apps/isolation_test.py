@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two users of a system-wide daemon: what one may see, and what one can do to the other's rate.
+
+Run as root: bazel test //tests/apps:isolation_test; docs/TESTING.md says how to read the output.
+For each attack slots with the attacker and slots with a process that burns as much CPU take turns;
+compared is what the other user's pair got done in them. Only ratios count.
+"""
+
+import mmap
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import verbena_testing
+from users_test import SystemDaemon, stage
+from verbena_testing import ADDRESS, AppTestCase, Program, free_port, run
+
+VICTIM = 65534
+ATTACKER = 65533
+OWN_SHARE = 0.8  # Of the rate beside the burning process.
+SLOT_S = 0.4
+ROUNDS = 4  # Of four slots; three times as many before a ratio counts as bad.
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def become(user, groups=()):
+    extra = [f"--groups={','.join(map(str, groups))}"] if groups else ["--clear-groups"]
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", *extra]
+
+
+def find(name):
+    for folder in (os.environ.get("VERBENA_ISOLATION"),
+                   os.path.join(os.environ.get("TEST_SRCDIR", ""),
+                                os.environ.get("TEST_WORKSPACE", "verbena"), "tests/isolation"),
+                   "bazel-bin/tests/isolation"):
+        if folder and os.path.exists(os.path.join(folder, name)):
+            return os.path.join(folder, name)
+    raise RuntimeError(f"no {name}: run by Bazel or set VERBENA_ISOLATION")
+
+
+def cpu_seconds(pid, thread=None):
+    """User and system time of a process or of one of its threads."""
+    path = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
+    try:
+        with open(path, encoding="ascii", errors="replace") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+    except OSError:
+        return 0.0
+
+
+class Pair:
+    """The victim: counts messages in a file."""
+
+    def __init__(self, daemon, program, kind):
+        self.file = tempfile.NamedTemporaryFile(prefix="vrate.", dir="/tmp")
+        self.file.write(bytes(8))
+        self.file.flush()
+        os.fchmod(self.file.fileno(), 0o666)
+        self.page = mmap.mmap(self.file.fileno(), 8)
+        self.program = daemon.program_of(VICTIM, program, kind, self.file.name, limit=600)
+        if not self.program.wait_for("ready"):
+            raise AssertionError(self.program.describe() + daemon.dump())
+
+    def count(self):
+        if not self.program.running():
+            raise AssertionError(self.program.describe())
+        return struct.unpack("<Q", self.page[:8])[0]
+
+    def rate(self, seconds):
+        start, count = time.monotonic(), self.count()
+        time.sleep(seconds)
+        return (self.count() - count) / (time.monotonic() - start)
+
+    def close(self):
+        self.program.close()
+        self.page.close()
+        self.file.close()
+
+
+class Daemon(SystemDaemon):
+
+    def program_of(self, user, *argv, limit=60.0, groups=(), **options):
+        return Program([*become(user, groups), self.verbena, "run", "--", *argv], limit,
+                       environment=self.environment, **options)
+
+    def verbena_of(self, user, *arguments, limit=20.0, groups=()):
+        return run([*become(user, groups), self.verbena, *arguments], limit,
+                   environment=self.environment)
+
+    def socket(self):
+        return f"/run/verbena/{self.environment['VERBENA_NAME']}.sock"
+
+
+@unittest.skipIf(os.geteuid() != 0, "needs root to start a system-wide daemon")
+class TwoUsers(AppTestCase):
+
+    group = 64999
+
+    @classmethod
+    def setUpClass(cls):
+        cls.tree = stage()
+        for name in ("hostile_client", "rate_pair"):
+            os.chmod(shutil.copy(find(name), os.path.join(cls.tree, "bin", name)), 0o755)
+        cls.daemon = Daemon(cls.tree, arguments=("--group", cls.group))
+        cls.hostile = os.path.join(cls.tree, "bin/hostile_client")
+        cls.rate_pair = os.path.join(cls.tree, "bin/rate_pair")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.daemon.close()
+        shutil.rmtree(cls.tree, ignore_errors=True)
+
+    def attack(self, mode):
+        """The attacker, at work."""
+        extra = []
+        options = {}
+        if mode.startswith("hold"):
+            device = os.open("/dev/userfaultfd", os.O_RDWR)
+            os.set_inheritable(device, True)
+            extra = [str(device)]
+            options = {"pass_fds": (device,)}
+        program = Program([*become(ATTACKER), self.hostile, self.daemon.socket(), mode, *extra],
+                          limit=600, environment=self.daemon.environment, **options)
+        if extra:
+            os.close(int(extra[0]))
+        self.assertTrue(program.wait_for("ready"), program.describe() + self.daemon.dump())
+        return program
+
+    def burn(self, share):
+        """A process that uses this share of a CPU."""
+        program = Program([*become(ATTACKER), self.hostile, "-", "burn"], limit=600)
+        self.assertTrue(program.wait_for("ready"), program.describe())
+        if share < 0.02:
+            program.signal(signal.SIGSTOP)
+        return program
+
+    def compare(self, mode, kind):
+        """Ratio of the pair's counts: beside the attacker to beside the burning process."""
+        pair = Pair(self.daemon, self.rate_pair, kind)
+        totals = {"attack": 0.0, "burn": 0.0}
+        share = 0.0
+        try:
+            pair.rate(0.3)
+            for turn in range(3 * ROUNDS):
+                for what in ("attack", "burn", "burn", "attack"):
+                    program = self.attack(mode) if what == "attack" else self.burn(share)
+                    try:
+                        used, start = cpu_seconds(program.pid), time.monotonic()
+                        totals[what] += pair.rate(SLOT_S)
+                        if what == "attack":
+                            share = ((cpu_seconds(program.pid) - used) /
+                                     (time.monotonic() - start))
+                    finally:
+                        program.close()
+                ratio = totals["attack"] / max(totals["burn"], 1.0)
+                if turn + 1 >= ROUNDS and ratio >= OWN_SHARE:
+                    break
+        finally:
+            pair.close()
+        slots = 2 * (turn + 1)
+        print(f"isolation {mode} {kind}: {ratio:.2f} of {totals['burn'] / slots:.0f} messages/s; "
+              f"the attacker used {share:.2f} CPUs", flush=True)
+        return ratio
+
+    def check(self, mode):
+        for kind in ("stream", "ping"):
+            with self.subTest(kind=kind):
+                self.assertGreaterEqual(self.compare(mode, kind), OWN_SHARE)
+
+    def test_a_payload_in_a_page_that_does_not_answer(self):
+        self.check("hold-fetch")
+
+    def test_a_target_in_a_page_that_does_not_answer(self):
+        self.check("hold-placement")
+
+    def test_a_guard_page_that_does_not_answer(self):
+        self.check("hold-guard")
+
+    def test_a_flood_of_commands(self):
+        self.check("commands")
+
+    def test_a_flood_of_connections(self):
+        self.check("connections")
+
+    def test_all_objects_taken(self):
+        self.check("quota")
+
+    def test_doorbells_that_never_stop(self):
+        self.check("doorbells")
+
+    def test_the_other_user_opens_devices_while_one_is_held_up_and_one_has_taken_all(self):
+        programs = [self.attack("hold-fetch"), self.attack("quota")]
+        try:
+            port = free_port()
+            common = ["ib_write_bw", "-F", "-x", 1, "-p", port, "-n", 200, "-q", 4]
+            pair = [self.daemon.program_of(VICTIM, *common, "-d", "verbena0")]
+            deadline = time.monotonic() + 20
+            while not verbena_testing.listening(port) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            pair.append(self.daemon.program_of(VICTIM, *common, "-d", "verbena1", ADDRESS))
+            self.finish(*pair)
+            status, output = self.daemon.command("list", "context", "--json")
+            self.assertEqual(status, 0, output)
+        finally:
+            for program in programs:
+                program.close()
+
+    def contexts_of(self, user):
+        items = self.daemon.json("list", "context")
+        items = items["items"] if isinstance(items, dict) else items
+        return [item for item in items if item["uid"] == user]
+
+    def test_a_killed_client_is_gone_within_a_second_although_its_page_does_not_answer(self):
+        for mode in ("hold-fetch", "hold-placement"):
+            program = self.attack(mode)
+            program.kill()
+            start = time.monotonic()
+            while True:
+                status, output = self.daemon.command("list", "context", "--json")
+                if status == 0 and "hostile" not in output and "held_up" not in output:
+                    break
+                self.assertLess(time.monotonic() - start, 5, output)
+                time.sleep(0.02)
+            took = time.monotonic() - start
+            program.close()
+            print(f"isolation {mode}: gone {took:.2f} s after SIGKILL", flush=True)
+            self.assertLess(took, 1.5)
+
+    def test_a_user_sees_and_touches_only_what_is_their_own(self):
+        pair = Pair(self.daemon, self.rate_pair, "ping")
+        try:
+            for what in ("context", "pd", "mr", "cq", "qp"):
+                status, all_of_it = self.daemon.command("list", what, "--json")
+                self.assertEqual(status, 0, all_of_it)
+                self.assertIn("rate_pair", all_of_it)
+                status, output = self.daemon.verbena_of(VICTIM, "list", what, "--json")
+                self.assertEqual(status, 0, output)
+                self.assertIn("rate_pair", output)
+                status, output = self.daemon.verbena_of(ATTACKER, "list", what, "--json")
+                self.assertEqual(status, 0, output)
+                self.assertNotIn("rate_pair", output)
+            status, output = self.daemon.verbena_of(ATTACKER, "status")
+            self.assertEqual(status, 0, output)
+        finally:
+            pair.close()
+
+    def test_captures_faults_and_the_end_need_root_or_the_group(self):
+        folder = tempfile.mkdtemp(prefix="vcap.", dir="/tmp")
+        os.chmod(folder, 0o777)
+        file = os.path.join(folder, "out.pcapng")
+        try:
+            for arguments in (("capture", file, "--for", "0.1"), ("fault", "add", "drop nth=1"),
+                              ("fault", "list"), ("fault", "clear"), ("counters",),
+                              ("down", "--system")):
+                status, output = self.daemon.verbena_of(ATTACKER, *arguments)
+                self.assertNotEqual(status, 0, f"{arguments}: {output}")
+                self.assertIn("may do that", output, arguments)
+            os.path.exists(file) and os.unlink(file)
+            for arguments in (("fault", "add", "drop count=1 opcode=atomic"), ("fault", "clear"),
+                              ("counters",), ("capture", file, "--for", "0.1")):
+                status, output = self.daemon.verbena_of(ATTACKER, *arguments, groups=(self.group,))
+                self.assertEqual(status, 0, f"{arguments}: {output}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def test_the_daemon_ends_although_a_page_does_not_answer(self):
+        tree_daemon = self.daemon
+        with_page = self.attack("hold-fetch")
+        try:
+            start = time.monotonic()
+            status, output = tree_daemon.command("down", "--system", limit=30)
+            print(f"isolation: the daemon ended {time.monotonic() - start:.1f} s after it was told",
+                  flush=True)
+            self.assertEqual(status, 0, output)
+        finally:
+            with_page.close()
+            type(self).daemon.close()
+            type(self).daemon = Daemon(self.tree, arguments=("--group", self.group))
+
+
+if __name__ == "__main__":
+    verbena_testing.main()
