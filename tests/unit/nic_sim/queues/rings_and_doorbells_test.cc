@@ -238,7 +238,7 @@ class BothEnds : public ::testing::Test {
     abi::WakeWord& word = wake_->threads[0];
     while (!done() && !HasFatalFailure()) {
       bool rung = false;
-      nic::TakeDoorbells(*page_, kMaxQpSlots, [&](uint32_t slot) {
+      nic::TakeDoorbells(*page_, abi::kMaxQpSlots, [&](uint32_t slot) {
         EXPECT_EQ(slot, kSlot);
         rung = true;
       });
