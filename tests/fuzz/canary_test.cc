@@ -7,13 +7,16 @@
 // change; nothing else may, and the daemon serves the others as before.
 //
 // VERBENA_CANARY_SEED and VERBENA_CANARY_ROUNDS choose others than the defaults.
+#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -50,7 +53,7 @@ class RawProcess {
     uint32_t qpn = 0;
     std::byte* sq = nullptr;
     std::byte* rq = nullptr;
-    abi::RingLocation sq_location, rq_location;
+    abi::RingLocation sq_location{}, rq_location{};
     uint32_t posted = 0;
   };
 
@@ -115,7 +118,9 @@ class RawProcess {
     std::vector<UniqueFd> fds;
     const auto reply = client_.Command<abi::CreateQpReply>(request, abi::kCmdCreateQp, {}, &fds);
     if (reply.header.error != 0) Give("CreateQp");
-    Queue queue{.handle = reply.handle, .qpn = reply.qpn};
+    Queue queue;
+    queue.handle = reply.handle;
+    queue.qpn = reply.qpn;
     queue.sq_location = reply.sq;
     queue.rq_location = reply.rq;
     queue.sq = MapRing(reply.sq, &fds);
@@ -165,10 +170,9 @@ class RawProcess {
     page_->doorbell_bits[queue.handle / 64].fetch_or(uint64_t{1} << (queue.handle % 64));
     page_->doorbell_summary[queue.handle / 64 / 64].fetch_or(uint64_t{1}
                                                              << (queue.handle / 64 % 64));
-    // No futex call: the daemon looks every 100 ms, or the word is armed by nobody.
     for (abi::WakeWord& word : wake_->threads) {
       if (word.armed.exchange(0) == 1) {
-        syscall(SYS_futex, &word.armed, 1 /* FUTEX_WAKE */, 1, nullptr, nullptr, 0);
+        syscall(SYS_futex, &word.armed, FUTEX_WAKE, 1, nullptr, nullptr, 0);
       }
     }
   }

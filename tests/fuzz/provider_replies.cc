@@ -441,7 +441,9 @@ class Application {
     ibv_qp_attr attr = {};
     attr.qp_state = static_cast<ibv_qp_state>(input_.U8() % 7);
     attr.ah_attr.is_global = 1;
-    ibv_modify_qp(qp, &attr, input_.U8() % 2 == 0 ? IBV_QP_STATE : input_.U32() & 0x1fffff);
+    ibv_modify_qp(
+        qp, &attr,
+        input_.U8() % 2 == 0 ? int{IBV_QP_STATE} : static_cast<int>(input_.U32() & 0x1fffff));
   }
 
   void PostSend() {

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -28,7 +29,11 @@ inline constexpr int kLimitMs = 10000;
 
 inline bool Readable(int fd, int milliseconds = kLimitMs) {
   pollfd descriptor = {fd, POLLIN, 0};
-  return poll(&descriptor, 1, milliseconds) == 1;
+  int ready = 0;
+  do {
+    ready = poll(&descriptor, 1, milliseconds);
+  } while (ready < 0 && errno == EINTR);  // libFuzzer's alarm, for one
+  return ready == 1;
 }
 
 template <typename Predicate>

@@ -267,7 +267,6 @@ TEST_P(ConnectedPair, ReservedOpcodeEndsTheConnectionWithANak) {
     std::memcpy(rte_pktmbuf_append(packet, static_cast<uint16_t>(frame.size())), frame.data(),
                 frame.size());
     nic::MetaOf(packet) = {.icrc_present = true};
-    const std::lock_guard lock(TheDevice()->lock());
     TheDevice()->fabric().Transmit(0, {&packet, 1}, transport::Time::FromNanoseconds(1));
     TheDevice()->Kick();
   };
