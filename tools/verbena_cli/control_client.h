@@ -37,8 +37,7 @@ class ControlClient {
 
   ControlClient() = default;
   ~ControlClient();
-  ControlClient(ControlClient&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)) {}
+  ControlClient(ControlClient&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   ControlClient& operator=(ControlClient&& other) noexcept;
 
   // Connects and says that this is a control connection. Refuses a daemon of another user

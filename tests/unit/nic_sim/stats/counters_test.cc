@@ -17,7 +17,7 @@ TEST(Counters, EachDropReasonHasItsOwnName) {
   for (size_t i = 0; i < static_cast<size_t>(DropReason::count); ++i) {
     names.insert(DropReasonName(static_cast<DropReason>(i)));
   }
-  EXPECT_EQ(names.size(), 11u);
+  EXPECT_EQ(names.size(), static_cast<size_t>(DropReason::count));
   EXPECT_TRUE(names.contains("bad_icrc"));
   EXPECT_TRUE(names.contains("no_route"));
   EXPECT_STREQ(DropReasonName(DropReason::count), "unknown");
@@ -32,7 +32,7 @@ TEST(Counters, JsonHasTheNamesOfLinuxAndAllDrops) {
   EXPECT_EQ(CountersJson(counters)["port_rcv_data"], 0);
   EXPECT_EQ(DropsJson(counters)["fault"], 2);
   EXPECT_EQ(DropsJson(counters)["malformed"], 0);
-  EXPECT_EQ(DropsJson(counters).size(), 11u);
+  EXPECT_EQ(DropsJson(counters).size(), static_cast<size_t>(DropReason::count));
 }
 
 }  // namespace
