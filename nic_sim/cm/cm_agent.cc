@@ -223,9 +223,13 @@ int CmAgent::State::MigrateId(const Request& request) {
     ++moved;
   }
   for (const uint32_t id : moving) {
+    // A connection that was not reported yet may have been destroyed or moved
+    // by someone who guessed its id.
+    const auto member = ids_.find(id);
+    if (member == ids_.end() || member->second->file != from->first) continue;
     from->second.ids.erase(id);
     request.file->ids.insert(id);
-    ids_.at(id)->file = request.file_id;
+    member->second->file = request.file_id;
   }
   Notify(from->first, -moved);
   Notify(request.file_id, moved);

@@ -5,7 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cerrno>
+#include <memory>
+#include <random>
 
 #include "tests/unit/nic_sim/cm/cm_network.h"
 #include "transport/base/byteorder.h"
@@ -514,6 +517,144 @@ TEST_F(TwoHosts, XrcConnects) {
   EXPECT_EQ(client_.Expect(kConnectResponse).param.conn.qp_num, 0x222u);
   ASSERT_EQ(client_.QpAttr(id, 3, &attr), 0);
   EXPECT_EQ(attr.qp_attr_mask, 0x12e01u);
+}
+
+// --- Hostile applications
+
+// Who guesses the ids of connections that were not reported yet.
+TEST_F(TwoHosts, GuessedChildrenMayBeDestroyedAndMoved) {
+  const uint32_t listener = server_.Listening(At("0.0.0.0", kPortNumber));
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(client_.Connect(client_.Resolved(At("10.0.0.2", kPortNumber)), 0x100 + i), 0);
+  }
+  network_.Run();
+  const uint32_t first = listener + 1;
+  EXPECT_EQ(server_.Destroy(first), 0);
+  CmApp other(b_, network_, {.pid = 2, .uid = 100});
+  CmApp third(b_, network_, {.pid = 2, .uid = 100});
+  const auto move = [&](CmApp& to, uint32_t id, CmApp& from) {
+    rdma_ucm_migrate_id command{};
+    command.id = id;
+    command.fd = from.file();
+    rdma_ucm_migrate_resp response{};
+    return to.Call(RDMA_USER_CM_CMD_MIGRATE_ID, command, &response, sizeof(response));
+  };
+  EXPECT_EQ(move(other, first + 1, server_), 0);
+  EXPECT_EQ(move(third, listener, server_), 0);
+  server_.Close();
+  EXPECT_EQ(third.Expect(kConnectRequest).id, first);
+  EXPECT_EQ(third.Expect(kConnectRequest).id, first + 1);
+  EXPECT_EQ(third.Accept(first, 1, 1), ENOENT);
+  EXPECT_EQ(other.Accept(first + 1, 0x222, 1), 0);
+  third.Close();
+  other.Close();
+  EXPECT_EQ(b_.agent().id_count(), 0u);
+}
+
+// Random commands with ids that exist: nothing breaks, the count of readable
+// events stays right, and everything goes with the files.
+TEST_F(TwoHosts, RandomCommandsDoNoHarm) {
+  std::mt19937 random(11);
+  std::vector<std::unique_ptr<CmApp>> apps;
+  for (int i = 0; i < 6; ++i) {
+    apps.push_back(std::make_unique<CmApp>(i % 2 == 0 ? a_ : b_, network_));
+  }
+  const auto pick = [&](auto... values) {
+    const uint64_t list[] = {static_cast<uint64_t>(values)...};
+    return list[random() % std::size(list)];
+  };
+  for (int round = 0; round < 20000; ++round) {
+    auto& app = apps[random() % apps.size()];
+    const auto command = static_cast<uint32_t>(random() % 24);
+    std::array<std::byte, sizeof(rdma_ucm_accept) + 64> body{};
+    if (random() % 4 == 0) {
+      for (std::byte& byte : body) byte = static_cast<std::byte>(random());
+    }
+    // Mostly an id of this very file.
+    std::vector<uint32_t> ids = {static_cast<uint32_t>(random() % 1000)};
+    app->host().agent().ForEachId([&](const CmIdInfo& info) {
+      if (info.file == app->file()) ids.push_back(info.id);
+    });
+    const uint32_t id = ids[random() % ids.size()];
+    if (command == RDMA_USER_CM_CMD_CREATE_ID && ids.size() > 8) continue;
+    const auto put = [&](size_t at, auto value) {
+      std::memcpy(body.data() + at, &value, sizeof(value));
+    };
+    const SocketAddress address =
+        At(random() % 2 == 0 ? "10.0.0.2" : "0.0.0.0", static_cast<uint16_t>(7000 + random() % 3));
+    const size_t size = body.size();
+    switch (command) {
+      case RDMA_USER_CM_CMD_CREATE_ID:
+        put(0, uint64_t{1});
+        put(16, static_cast<uint16_t>(pick(RDMA_PS_TCP, RDMA_PS_TCP, RDMA_PS_UDP)));
+        break;
+      case RDMA_USER_CM_CMD_BIND:
+        put(0, id);
+        put(4, uint32_t{address.size()});
+        address.Store(body.data() + 8);
+        break;
+      case RDMA_USER_CM_CMD_RESOLVE_ADDR:
+        put(0, id);
+        put(8, uint16_t{0});
+        put(10, uint16_t{address.size()});
+        put(12, uint32_t{0});
+        address.Store(body.data() + 144);
+        break;
+      case RDMA_USER_CM_CMD_CONNECT:
+        put(272, id);
+        put(271, uint8_t{1});
+        put(264, static_cast<uint8_t>(random() % 60));
+        break;
+      case RDMA_USER_CM_CMD_ACCEPT:
+        put(0, uint64_t{1});
+        put(280, id);
+        put(279, static_cast<uint8_t>(random() % 2));
+        break;
+      case RDMA_USER_CM_CMD_MIGRATE_ID:
+        put(8, id);
+        put(12, apps[random() % apps.size()]->file());
+        break;
+      case RDMA_USER_CM_CMD_DESTROY_ID:
+        if (random() % 4 != 0) continue;
+        [[fallthrough]];
+      case RDMA_USER_CM_CMD_INIT_QP_ATTR:
+      case RDMA_USER_CM_CMD_QUERY:
+      case RDMA_USER_CM_CMD_QUERY_ROUTE:
+      case RDMA_USER_CM_CMD_SET_OPTION:
+        put(8, id);
+        put(12, static_cast<uint32_t>(random() % 4));
+        break;
+      case RDMA_USER_CM_CMD_JOIN_MCAST:
+        put(16, id);
+        put(20, uint32_t{16});
+        At("239.1.1.1").Store(body.data() + 24);
+        break;
+      default:
+        put(0, id);
+        break;
+    }
+    std::array<std::byte, 512> response;
+    const size_t length = random() % 50 == 0 ? random() % size : size;
+    const int error = app->CallBytes(command, std::span(body).first(length), response.data(),
+                                     random() % 50 == 0 ? random() % 512 : response.size(), {});
+    if (command == RDMA_USER_CM_CMD_GET_EVENT && error == 0) {
+      --app->host().readable[app->file()];
+    }
+    if (random() % 20 == 0) {
+      network_.Run(Duration::Milliseconds(static_cast<int64_t>(random() % 3000)));
+    }
+    if (random() % 500 == 0) {
+      CmHost& host = app->host();
+      app = std::make_unique<CmApp>(host, network_);
+    }
+    ASSERT_EQ(app->host().readable[app->file()],
+              static_cast<int64_t>(app->host().agent().pending_events(app->file())));
+  }
+  apps.clear();
+  network_.Run(Duration::Seconds(200));
+  EXPECT_EQ(a_.agent().id_count() + b_.agent().id_count(), 0u);
+  EXPECT_GT(network_.CountSent(CmAttribute::kReq), 20u);
+  EXPECT_GT(network_.CountSent(CmAttribute::kRep), 0u);
 }
 
 }  // namespace
