@@ -532,6 +532,20 @@ TEST_F(RcResponderTest, DuplicateAckWaitsForThePlacement) {
   EXPECT_THAT(Answers(), SizeIs(1));
 }
 
+// A peer need not ask for an ACK of the WRITE, which would stand in the way.
+TEST_F(RcResponderTest, ReadAndAtomicWaitForThePlacementBeforeThem) {
+  ack_request = false;
+  for (const Opcode opcode : {kRcReadRequest, kRcFetchAdd}) {
+    Reset(RcOptions{});
+    side->memory.set_deferred(true);
+    Send(kRcWriteOnly, 8, 8);
+    Send(opcode, 0, 8);
+    EXPECT_THAT(Answers(), IsEmpty());
+    side->CommitAll(now);
+    EXPECT_THAT(Answers(), SizeIs(1));
+  }
+}
+
 TEST_F(RcResponderTest, DuplicateReadIsExecutedFromTheAskedAddress) {
   auto bytes = side->memory.Bytes(kKey);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i / 100);
