@@ -38,11 +38,7 @@ constexpr uint32_t kGeneration = 7;
 // A wake-up that is lost shows itself by a wait that ends here.
 constexpr Duration kPatience = Duration::Seconds(20);
 
-#if defined(__SANITIZE_THREAD__)
-constexpr uint32_t kMessages = 4000;
-#else
-constexpr uint32_t kMessages = 40000;
-#endif
+constexpr uint32_t kMessages = 2000;
 
 template <typename T>
 std::unique_ptr<T, void (*)(void*)> Zeroed(size_t bytes = sizeof(T)) {
