@@ -10,6 +10,7 @@ programs printed, the daemon's state and the stacks of all its threads are shown
 import argparse
 import os
 import random
+import signal
 import statistics
 import sys
 import threading
@@ -133,7 +134,7 @@ class Soak:
             engine = daemon.engine()
             before = {pid: (observe.descriptors(pid), observe.memory_kib(pid))
                       for pid in daemon.pids()}
-            threads = [threading.Thread(target=self.worker, args=(daemon,))
+            threads = [threading.Thread(target=self.worker, args=(daemon,), daemon=True)
                        for _ in range(self.options.jobs)]
             for thread in threads:
                 thread.start()
@@ -161,6 +162,7 @@ class Soak:
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Daemon and programs must be ended.
     parser = argparse.ArgumentParser(prog="tools/soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rounds", type=int)
