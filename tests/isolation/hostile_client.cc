@@ -3,22 +3,26 @@
 // What a hostile user of a system-wide daemon may try, by hand: no provider, only the socket and
 // the shared pages.
 //
-//   hostile_client SOCKET MODE [USERFAULTFD]
+//   hostile_client SOCKET MODE [UID]
 //
 // Prints "ready" when the attack is on and goes on until it is killed. Modes:
 //   hold-fetch, hold-placement   a WQE whose payload, or whose target, lies in a page that never
-//                                answers (USERFAULTFD: an open /dev/userfaultfd)
+//                                answers
 //   hold-guard    the same page as guard page of Hello: the daemon waits while it opens the device
 //   commands      as many commands as go through
 //   connections   as many connections as go through
 //   quota         takes objects until nothing more is given, says how many, and asks on
 //   doorbells     sets every doorbell bit and wakes every engine thread, all the time
 //   burn          only uses its CPU (the control)
+// hold-*: root makes the page, by userfaultfd, and then becomes user UID. (Through /proc/PID/mem,
+// which the daemon uses for other users than its own, Linux fails at such a page at once.)
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/futex.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -64,8 +68,15 @@ uint64_t AddressOf(const void* memory) {
   return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(memory));
 }
 
-// A page that blocks whoever touches it.
-std::byte* NewDeadPage(int device) {
+void Become(uid_t uid) {
+  if (setgroups(0, nullptr) != 0 || setgid(uid) != 0 || setuid(uid) != 0) Die("setuid");
+  prctl(PR_SET_DUMPABLE, 1);  // as after exec
+}
+
+// A page that blocks whoever touches it; then this process is user `uid`.
+std::byte* NewDeadPage(uid_t uid) {
+  const int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+  if (device < 0) Die("/dev/userfaultfd");
   const int fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC);
   if (fd < 0) Die("USERFAULTFD_IOC_NEW");
   uffdio_api api{};
@@ -76,6 +87,7 @@ std::byte* NewDeadPage(int device) {
   range.range = {.start = AddressOf(page), .len = kPage};
   range.mode = UFFDIO_REGISTER_MODE_MISSING;
   if (ioctl(fd, UFFDIO_REGISTER, &range) != 0) Die("UFFDIO_REGISTER");
+  if (uid != 0) Become(uid);
   return page;  // `fd` stays open as long as this process lives
 }
 
@@ -271,12 +283,11 @@ void WakeAll(Client& client) {
   }
 }
 
-[[noreturn]] void HoldPage(const std::string& socket, int device, bool placement) {
+[[noreturn]] void HoldPage(const std::string& socket, std::byte* dead, bool placement) {
   Client client(socket);
   client.Open();
   const Objects objects = Create(client);
   Connect(client, objects);
-  std::byte* dead = NewDeadPage(device);
   std::byte* good = NewPage();
   good[0] = std::byte{1};
   const uint32_t dead_key = Register(client, objects, dead);
@@ -302,9 +313,9 @@ void WakeAll(Client& client) {
   for (;;) pause();
 }
 
-[[noreturn]] void HoldGuard(const std::string& socket, int device) {
+[[noreturn]] void HoldGuard(const std::string& socket, std::byte* dead) {
   Client client(socket);
-  client.SendHello(NewDeadPage(device));
+  client.SendHello(dead);
   usleep(20000);
   Ready();
   for (;;) pause();
@@ -387,10 +398,13 @@ int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const std::string socket = argv[1];
   const std::string mode = argv[2];
-  const int userfaultfd = argc > 3 ? std::atoi(argv[3]) : -1;
-  if (mode == "hold-fetch") HoldPage(socket, userfaultfd, /*placement=*/false);
-  if (mode == "hold-placement") HoldPage(socket, userfaultfd, /*placement=*/true);
-  if (mode == "hold-guard") HoldGuard(socket, userfaultfd);
+  if (mode.starts_with("hold-")) {
+    if (argc < 4) return 2;
+    std::byte* dead = NewDeadPage(static_cast<uid_t>(std::atoi(argv[3])));
+    if (mode == "hold-fetch") HoldPage(socket, dead, /*placement=*/false);
+    if (mode == "hold-placement") HoldPage(socket, dead, /*placement=*/true);
+    if (mode == "hold-guard") HoldGuard(socket, dead);
+  }
   if (mode == "commands") FloodCommands(socket);
   if (mode == "connections") FloodConnections(socket);
   if (mode == "quota") TakeAll(socket);

@@ -92,6 +92,10 @@ int List(const InstanceOptions& options, const std::string& what, bool json) {
   const Reply reply = Ask(options, {{"op", "list"}, {"what", what}});
   if (!reply.ok()) return 1;
   const Json& items = ArrayField(reply.json, "items");
+  if (const Json& users = ArrayField(reply.json, "held_up"); !users.empty()) {
+    Print(stderr, "verbena: not shown, since their memory does not answer: users {}\n",
+          users.dump());
+  }
   if (json) {
     PrintJson(items);
     return 0;
