@@ -164,7 +164,7 @@ int CmApp::CallBytes(uint32_t number, std::span<const std::byte> command, void* 
   EXPECT_LE(reply.response.size(), response_bytes);
   if (reply.error != 0) {
     EXPECT_TRUE(reply.response.empty());
-  } else if (response != nullptr) {
+  } else if (response != nullptr && !reply.response.empty()) {
     std::memcpy(response, reply.response.data(), reply.response.size());
   }
   network_.Drain();
