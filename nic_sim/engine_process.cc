@@ -9,6 +9,7 @@
 
 #include <exception>
 
+#include "nic_sim/ctrl/control_requests.h"
 #include "nic_sim/ctrl/device_hardware.h"
 #include "nic_sim/ctrl/server.h"
 #include "nic_sim/ctrl/sysfs_tree.h"
@@ -60,11 +61,16 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
   const std::unique_ptr<Hardware> hardware = MakeDeviceHardware(device.get());
   std::vector<NicInfo> nics;
   for (size_t i = 0; i < hardware->nic_count(); ++i) nics.push_back(hardware->nic_info(i));
-  error = WriteSysfsTree(paths.tree, nics, options.system);
+  TreeOptions tree;
+  tree.system = options.system;
+  tree.rdma_cm = hardware->cm() != nullptr;
+  for (const NicInfo& nic : nics) tree.counters.push_back(ReadCounters(hardware.get(), nic.device));
+  error = WriteSysfsTree(paths.tree, nics, tree);
   if (!error.empty()) return Fail(link, error);
 
   ServerOptions server_options;
   server_options.daemon = {options.name, paths.socket, options.system, getppid()};
+  server_options.tree = paths.tree;
   server_options.exit_idle_s = options.exit_idle_s;
   server_options.control_group = options.control_group;
   const UniqueFd signals = OpenStopSignals();

@@ -34,7 +34,25 @@ enum ClientKind : uint32_t {
   // JSON requests, one per message. A reply is one or more messages, each with
   // a first byte 'M' (more follows) or 'L' (last), then a piece of JSON text.
   kClientControl = 2,
+  kClientRdmaCm = 3,  // an opened /dev/infiniband/rdma_cm, rdma_cm.h
+  // Stands for a NETLINK_RDMA socket: after the head of a Hello each message is
+  // one netlink request, each answer one or more messages of at most
+  // kMaxNetlinkReply bytes as the kernel would send them.
+  kClientNetlink = 4,
+  // RefreshHello: the device writes its counters into the tree's files and
+  // answers with one byte.
+  kClientRefresh = 5,
 };
+
+inline constexpr uint32_t kMaxNetlinkRequest = 4096;
+inline constexpr uint32_t kMaxNetlinkReply = 4096;  // what libmnl has room for
+
+struct RefreshHello {
+  uint32_t magic;
+  uint32_t kind;
+  char device[24];  // "verbena0"
+};
+static_assert(sizeof(RefreshHello) == 32);
 
 // Structure sizes that both sides must agree on, in this order.
 struct AbiSizes {
@@ -379,6 +397,10 @@ inline constexpr uint64_t kCommandFdMagic = 0x5645524245414246ull;
 // Device numbers that the preload reports: uverbsN is 231:(192 + N).
 inline constexpr uint32_t kUverbsMajor = 231;
 inline constexpr uint32_t kUverbsFirstMinor = 192;
+
+// Index of the simulated network interface of verbenaN, out of the way of the
+// kernel's.
+constexpr uint32_t NetdevIndex(uint32_t device_index) { return 1'000'000 + device_index; }
 
 // The fake /sys and /dev of a daemon whose socket is DIR/NAME.sock lie below
 // DIR/NAME.tree/ (…/sys/class/infiniband, …/dev/infiniband), complete before

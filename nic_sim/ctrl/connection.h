@@ -22,7 +22,14 @@ struct OutgoingMessage {
 };
 
 struct Connection {
-  enum class Kind { kUnknown, kDevice, kControl } kind = Kind::kUnknown;
+  enum class Kind {
+    kUnknown,
+    kDevice,
+    kControl,
+    kRdmaCm,
+    kNetlink,
+    kRefresh
+  } kind = Kind::kUnknown;
   uint64_t number = 0;  // of the daemon, never used again
   UniqueFd socket;
   UniqueFd pidfd;  // device connections

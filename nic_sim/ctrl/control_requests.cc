@@ -222,4 +222,17 @@ ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
   return Refusal(fmt::format("unknown op '{}'", name.substr(0, 64)));
 }
 
+CounterValues ReadCounters(Hardware* hardware, const std::string& device) {
+  const json all = hardware->Counters(device);
+  CounterValues values;
+  for (const char* group : {"counters", "hw_counters"}) {
+    const json::json_pointer path("/devices/" + device + "/" + group);
+    if (!all.is_object() || !all.contains(path)) continue;
+    for (const auto& [name, value] : all[path].items()) {
+      values.emplace_back(std::string(group) + "/" + name, value.get<uint64_t>());
+    }
+  }
+  return values;
+}
+
 }  // namespace verbena::nic

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "nic_sim/ctrl/hardware.h"
+#include "nic_sim/ctrl/sysfs_tree.h"
 
 namespace verbena::nic {
 
@@ -43,6 +44,9 @@ struct ControlAsker {
 ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
                                    const DaemonInfo& daemon, size_t clients,
                                    ControlAsker asker = {});
+
+// Values of the files below ports/1 of `device`; empty: unknown device.
+CounterValues ReadCounters(Hardware* hardware, const std::string& device);
 
 // {"error": sentence}, with "errno": the error's name if there is one.
 std::string ErrorText(std::string_view sentence, const char* errno_name = nullptr);

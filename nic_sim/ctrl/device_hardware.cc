@@ -2,9 +2,12 @@
 #include "nic_sim/ctrl/device_hardware.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <exception>
+#include <mutex>
 
+#include "nic_sim/ctrl/cm_host.h"
 #include "nic_sim/device/device.h"
 #include "nic_sim/fabric/capture.h"
 #include "nic_sim/supervisor/seqpacket.h"
@@ -12,9 +15,31 @@
 namespace verbena::nic {
 namespace {
 
+// Bits of an address' subnet in IPv6 form: 127.88.0.0/16, else what is usual.
+uint8_t PrefixOf(const transport::Gid& gid) {
+  if (!gid.IsV4Mapped()) return 64;
+  return gid.Ipv4() >> 24 == 127 ? 96 + 16 : 96 + 24;
+}
+
+std::vector<CmNic> MakeCmNics(const Device& device) {
+  std::vector<CmNic> nics;
+  for (size_t i = 0; i < device.nic_count(); ++i) {
+    const NicInfo info = device.nic_info(i);
+    CmNic nic;
+    nic.device = info.device;
+    nic.node_guid = info.node_guid;
+    nic.ack_delay = static_cast<uint8_t>(device.attributes(i).local_ca_ack_delay);
+    for (const transport::Gid& gid : info.gids) nic.gids.push_back({gid, PrefixOf(gid)});
+    nics.push_back(std::move(nic));
+  }
+  return nics;
+}
+
 class DeviceHardware final : public Hardware {
  public:
-  explicit DeviceHardware(Device* device) : device_(*device) {}
+  explicit DeviceHardware(Device* device) : device_(*device), cm_(MakeCmNics(*device), nullptr) {}
+
+  CmService* cm() override { return &cm_; }
 
   size_t nic_count() const override { return device_.nic_count(); }
   abi::EngineMode mode() const override { return device_.mode(); }
@@ -30,7 +55,7 @@ class DeviceHardware final : public Hardware {
   void CloseContext(Context* context) override { device_.CloseContext(context); }
 
   nlohmann::json List(std::string_view what, std::optional<uid_t> user) const override {
-    return device_.List(what, user);
+    return what == "cm_id" ? ListCmIds(user) : device_.List(what, user);
   }
   nlohmann::json Counters(std::string_view device) const override {
     return device_.Counters(device);
@@ -78,7 +103,29 @@ class DeviceHardware final : public Hardware {
   }
 
  private:
+  // Whose an id is, the connection manager does not tell: they are shown to who may see all.
+  nlohmann::json ListCmIds(std::optional<uid_t> user) const {
+    nlohmann::json items = nlohmann::json::array();
+    if (user.has_value() && *user != geteuid()) return {{"items", std::move(items)}};
+    const std::lock_guard guard(cm_.mutex());
+    cm_.agent().ForEachId([&](const CmIdInfo& id) {
+      const bool bound = id.nic >= 0 && static_cast<size_t>(id.nic) < device_.nic_count();
+      items.push_back(
+          {{"id", id.id},
+           {"device", bound ? device_.nic_info(static_cast<size_t>(id.nic)).device : ""},
+           {"pid", id.pid},
+           {"port_space", id.port_space},
+           {"qp_type", id.qp_type},
+           {"qpn", id.local_qpn},
+           {"state", id.state},
+           {"source", id.source},
+           {"destination", id.destination}});
+    });
+    return {{"items", std::move(items)}};
+  }
+
   Device& device_;
+  CmHost cm_;
 };
 
 }  // namespace

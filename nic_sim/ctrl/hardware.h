@@ -25,6 +25,8 @@ struct CaptureCounts {
   int error = 0;  // errno of the write that ended it
 };
 
+class CmService;
+
 class Hardware {
  public:
   virtual ~Hardware() = default;
@@ -42,6 +44,9 @@ class Hardware {
   virtual int OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
                           int* context_fd, Context** context, std::string* why) = 0;
   virtual void CloseContext(Context* context) = 0;
+
+  // The connection manager; null: there is none, and no rdma_cm device. Constant.
+  virtual CmService* cm() { return nullptr; }
 
   // {"items": […]} of one user or of all; null: unknown `what`.
   virtual nlohmann::json List(std::string_view what, std::optional<uid_t> user) const = 0;

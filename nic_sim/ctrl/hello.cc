@@ -27,6 +27,22 @@ CheckedHello CheckHello(std::span<const std::byte> message, bool truncated) {
     result.kind = HelloKind::kControl;
     return result;
   }
+  if (hello.kind == abi::kClientRdmaCm) {
+    result.kind = HelloKind::kRdmaCm;
+    return result;
+  }
+  if (hello.kind == abi::kClientNetlink) {
+    result.kind = HelloKind::kNetlink;
+    return result;
+  }
+  if (hello.kind == abi::kClientRefresh) {
+    abi::RefreshHello refresh;
+    if (message.size() != sizeof(refresh)) return result;
+    std::memcpy(&refresh, message.data(), sizeof(refresh));
+    result.device.assign(refresh.device, strnlen(refresh.device, sizeof(refresh.device)));
+    result.kind = HelloKind::kRefresh;
+    return result;
+  }
   if (hello.kind != abi::kClientDevice) return result;
   const bool fits = message.size() == sizeof(hello) && !truncated &&
                     hello.version_min <= abi::kVersionMax &&

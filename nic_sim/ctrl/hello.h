@@ -14,6 +14,9 @@ namespace verbena::nic {
 enum class HelloKind {
   kGarbage,       // close without a word
   kControl,       //
+  kRdmaCm,        // of nic_sim/abi/rdma_cm.h, still to be looked at
+  kNetlink,       //
+  kRefresh,       // `device` is good
   kDevice,        // `hello` is good
   kIncompatible,  // answer EPROTO with our numbers, then close
 };
@@ -21,6 +24,7 @@ enum class HelloKind {
 struct CheckedHello {
   HelloKind kind = HelloKind::kGarbage;
   abi::Hello hello{};
+  std::string device;
 };
 
 CheckedHello CheckHello(std::span<const std::byte> message, bool truncated);

@@ -43,6 +43,8 @@ constexpr uint64_t kTagListen = 0;
 constexpr uint64_t kTagWake = 1;
 constexpr uint64_t kTagSignal = 2;
 constexpr uint64_t kTagLink = 3;
+constexpr uint64_t kTagCm = 4;
+constexpr uint64_t kTagCmTimer = 5;
 
 // The peer was in the group when it connected.
 bool IsMember(int socket, gid_t primary, gid_t group) {
@@ -128,6 +130,10 @@ std::string Server::Impl::Listen(const std::string& path, int signal_fd) {
   Watch(shared_.wake_fd(), kTagWake, EPOLLIN);
   if (signal_fd >= 0) Watch(signal_fd, kTagSignal, EPOLLIN);
   if (link_ != nullptr) Watch(link_->fd(), kTagLink, EPOLLIN);
+  if (const CmService* cm = shared_.hardware->cm(); cm != nullptr) {
+    Watch(cm->notification_fd(), kTagCm, EPOLLIN);
+    if (cm->timer_fd() >= 0) Watch(cm->timer_fd(), kTagCmTimer, EPOLLIN);
+  }
   LinkMessage ready;
   ready.kind = LinkKind::kReady;
   shared_.Tell(ready, shared_.hardware->status_page_fd());
@@ -185,6 +191,16 @@ void Server::Impl::Handle(uint64_t tag) {
       [[maybe_unused]] const ssize_t ignored = read(shared_.wake_fd(), &count, sizeof(count));
       return;
     }
+    case kTagCm: {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t ignored =
+          read(shared_.hardware->cm()->notification_fd(), &count, sizeof(count));
+      shared_.rdma_cm.Update();
+      return;
+    }
+    case kTagCmTimer:
+      shared_.rdma_cm.HandleTimer();
+      return;
     case kTagSignal:
       shared_.Stop();
       return;

@@ -17,6 +17,7 @@ namespace verbena::nic {
 
 struct ServerOptions {
   DaemonInfo daemon;
+  std::string tree;          // whose counters are brought up to date on request; empty: none
   uint32_t exit_idle_s = 0;  // 0: stay
   // Of a daemon with exit_idle_s whose first client does not come; the larger of the two counts.
   uint32_t first_client_s = 30;

@@ -45,6 +45,7 @@ ServerShared::ServerShared(Hardware* device, EngineLink* link, ServerOptions ser
     : hardware(device),
       options(std::move(server_options)),
       news(link),
+      rdma_cm(device),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 void ServerShared::Wake() {

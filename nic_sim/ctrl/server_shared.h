@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "nic_sim/ctrl/hardware.h"
+#include "nic_sim/ctrl/rdma_cm_files.h"
 #include "nic_sim/ctrl/server.h"
 #include "nic_sim/supervisor/death_notices.h"
 #include "nic_sim/supervisor/engine_link.h"
@@ -41,6 +42,7 @@ struct ServerShared {
   Hardware* const hardware;
   const ServerOptions options;
   News news;
+  RdmaCmFiles rdma_cm;
   std::atomic<size_t> connections{0};
   std::atomic<uint32_t> contexts{0};
   std::atomic<bool> contexts_ever{false};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nic_sim/ctrl/sysfs_tree.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 #include <filesystem>
 
 #include "nic_sim/abi/commands.h"
+#include "nic_sim/abi/rdma_cm.h"
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/runtime/version.h"
 #include "nic_sim/supervisor/seqpacket.h"
@@ -118,7 +120,8 @@ void WriteParent(TreeWriter* tree, const std::string& parent) {
   tree->File(parent + "/uevent", "DRIVER=verbena");
 }
 
-void WritePort(TreeWriter* tree, const std::string& port, const NicInfo& nic) {
+void WritePort(TreeWriter* tree, const std::string& port, const NicInfo& nic,
+               const CounterValues& counters) {
   tree->File(port + "/state", nic.active ? "4: ACTIVE" : "1: DOWN");
   tree->File(port + "/phys_state", nic.active ? "5: LinkUp" : "3: Disabled");
   tree->File(port + "/rate", "100 Gb/sec (4X EDR)");
@@ -133,15 +136,63 @@ void WritePort(TreeWriter* tree, const std::string& port, const NicInfo& nic) {
     tree->File(fmt::format("{}/gids/{}", port, i), GidText(gid));
     // Of free entries too: one that cannot be read spoils ibv_query_gid_table.
     tree->File(fmt::format("{}/gid_attrs/types/{}", port, i), "RoCE v2");
-    // An interface that exists: verbs turn the name into an index.
-    if (!gid.IsZero()) tree->File(fmt::format("{}/gid_attrs/ndevs/{}", port, i), "lo");
+    if (!gid.IsZero()) tree->File(fmt::format("{}/gid_attrs/ndevs/{}", port, i), nic.device);
   }
   tree->File(port + "/pkeys/0", "0xffff");
+  for (const auto& [name, value] : counters) tree->File(port + "/" + name, std::to_string(value));
 }
 
-void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic) {
+std::string DeviceFolder(size_t index, const std::string& device) {
+  return fmt::format("sys/devices/virtual/verbena/nic{}/infiniband/{}", index, device);
+}
+
+constexpr unsigned kNetdevMtu = 9000;
+
+// The simulated network interface, as Linux shows an Ethernet port.
+void WriteNetdev(TreeWriter* tree, const std::string& parent, size_t index, const NicInfo& nic) {
+  const std::string folder = parent + "/net/" + nic.device;
+  tree->File(folder + "/address", nic.mac);
+  tree->File(folder + "/addr_len", "6");
+  tree->File(folder + "/broadcast", "ff:ff:ff:ff:ff:ff");
+  tree->File(folder + "/carrier", nic.active ? "1" : "0");
+  tree->File(folder + "/dev_id", "0x0");
+  tree->File(folder + "/dev_port", "0");
+  tree->File(folder + "/duplex", "full");
+  tree->File(folder + "/flags", "0x1043");  // UP, BROADCAST, RUNNING, MULTICAST
+  tree->File(folder + "/ifindex", std::to_string(abi::NetdevIndex(static_cast<uint32_t>(index))));
+  tree->File(folder + "/iflink", std::to_string(abi::NetdevIndex(static_cast<uint32_t>(index))));
+  tree->File(folder + "/mtu", std::to_string(kNetdevMtu));
+  tree->File(folder + "/operstate", nic.active ? "up" : "down");
+  tree->File(folder + "/speed", "100000");
+  tree->File(folder + "/type", "1");
+  tree->Link(folder + "/device", "../../../" + fmt::format("nic{}", index));
+  tree->Link("sys/class/net/" + nic.device,
+             fmt::format("../../devices/virtual/verbena/nic{}/net/{}", index, nic.device));
+}
+
+// For the preload: every address with the interface that has it.
+std::string NetdevLines(size_t index, const NicInfo& nic) {
+  std::string lines;
+  for (const transport::Gid& gid : nic.gids) {
+    if (gid.IsZero()) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    unsigned prefix = 64;
+    if (gid.IsV4Mapped()) {
+      inet_ntop(AF_INET, &gid.bytes()[12], text, sizeof(text));
+      prefix = (gid.Ipv4() >> 24) == 127 ? 16 : 24;
+    } else {
+      inet_ntop(AF_INET6, gid.bytes().data(), text, sizeof(text));
+    }
+    lines += fmt::format("{}{} {} {} {} {} {}", lines.empty() ? "" : "\n", nic.device,
+                         abi::NetdevIndex(static_cast<uint32_t>(index)), nic.mac, kNetdevMtu, text,
+                         prefix);
+  }
+  return lines;
+}
+
+void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic, const CounterValues& counters) {
   const std::string parent = fmt::format("sys/devices/virtual/verbena/nic{}", index);
-  const std::string device = parent + "/infiniband/" + nic.device;
+  const std::string device = DeviceFolder(index, nic.device);
   WriteParent(tree, parent);
   tree->File(device + "/node_type", "1: CA");
   tree->File(device + "/node_guid", GuidText(nic.node_guid));
@@ -152,7 +203,9 @@ void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic) {
   tree->File(device + "/board_id", "VERBENA");
   tree->File(device + "/node_desc", "Verbena software RoCEv2 NIC " + nic.device);
   tree->Link(device + "/device", "../../../" + fmt::format("nic{}", index));
-  WritePort(tree, device + "/ports/1", nic);
+  WritePort(tree, device + "/ports/1", nic, counters);
+
+  WriteNetdev(tree, parent, index, nic);
 
   const std::string name = fmt::format("uverbs{}", index);
   const std::string uverbs = parent + "/infiniband_verbs/" + name;
@@ -162,24 +215,51 @@ void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic) {
   tree->File(uverbs + "/abi_version", "1");
   tree->Link(uverbs + "/device", "../../../" + fmt::format("nic{}", index));
 
+  // No device node comes with it: ibstat and others that only look need none.
+  const std::string umad_name = fmt::format("umad{}", index);
+  const std::string umad = parent + "/infiniband_mad/" + umad_name;
+  tree->File(umad + "/ibdev", nic.device);
+  tree->File(umad + "/port", "1");
+  tree->File(umad + "/dev", fmt::format("{}:{}", abi::kUverbsMajor, index));
+  tree->Link(umad + "/device", "../../../" + fmt::format("nic{}", index));
+
   const std::string from_class = fmt::format("../../devices/virtual/verbena/nic{}", index);
   tree->Link("sys/class/infiniband/" + nic.device, from_class + "/infiniband/" + nic.device);
   tree->Link("sys/class/infiniband_verbs/" + name, from_class + "/infiniband_verbs/" + name);
+  tree->Link("sys/class/infiniband_mad/" + umad_name, from_class + "/infiniband_mad/" + umad_name);
   tree->Marker("dev/infiniband/" + name);
+}
+
+void WriteRdmaCm(TreeWriter* tree) {
+  tree->File("sys/class/misc/rdma_cm/abi_version", "4");
+  tree->File("sys/class/misc/rdma_cm/dev",
+             fmt::format("{}:{}", abi::kMiscMajor, abi::kRdmaCmMinor));
+  tree->Marker("dev/infiniband/rdma_cm");
 }
 
 }  // namespace
 
-std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& nics, bool system) {
+std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& nics,
+                           const TreeOptions& options) {
   // Leftovers of a dead daemon: the caller holds the instance's lock.
   const std::string fresh = path + ".new";
   const std::string old = path + ".old";
   std::error_code ignored;
   fs::remove_all(fresh, ignored);
   fs::remove_all(old, ignored);
-  TreeWriter tree(fresh, system);
+  TreeWriter tree(fresh, options.system);
   tree.File("sys/class/infiniband_verbs/abi_version", "6");
-  for (size_t i = 0; i < nics.size(); ++i) WriteNic(&tree, i, nics[i]);
+  tree.File("sys/class/infiniband_mad/abi_version", "5");
+  for (size_t i = 0; i < nics.size(); ++i) {
+    WriteNic(&tree, i, nics[i],
+             i < options.counters.size() ? options.counters[i] : CounterValues());
+  }
+  std::string netdevs;
+  for (size_t i = 0; i < nics.size(); ++i) {
+    netdevs += (i == 0 ? "" : "\n") + NetdevLines(i, nics[i]);
+  }
+  tree.File("verbena/netdevs", netdevs);
+  if (options.rdma_cm) WriteRdmaCm(&tree);
   std::string error = tree.error();
   if (error.empty()) {
     rename(path.c_str(), old.c_str());
@@ -190,6 +270,20 @@ std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& 
   }
   if (!error.empty()) fs::remove_all(fresh, ignored);
   return error;
+}
+
+void UpdateCounters(const std::string& path, size_t nic, const std::string& device,
+                    const CounterValues& values) {
+  const std::string port = path + "/" + DeviceFolder(nic, device) + "/ports/1/";
+  for (const auto& [name, value] : values) {
+    const UniqueFd fd(open((port + name).c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (!fd.valid()) continue;
+    // Whoever reads meanwhile sees no empty file: numbers do not become shorter.
+    const std::string text = std::to_string(value) + "\n";
+    if (pwrite(fd.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+      continue;
+    [[maybe_unused]] const int ignored = ftruncate(fd.get(), static_cast<off_t>(text.size()));
+  }
 }
 
 }  // namespace verbena::nic

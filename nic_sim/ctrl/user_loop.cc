@@ -18,6 +18,7 @@
 
 #include "nic_sim/ctrl/command_dispatch.h"
 #include "nic_sim/ctrl/hello.h"
+#include "nic_sim/ctrl/rdma_netlink.h"
 #include "nic_sim/ctrl/resource_limits.h"
 
 namespace verbena::nic {
@@ -83,7 +84,8 @@ UserLoop::~UserLoop() {
 
 bool UserLoop::Adopt(std::unique_ptr<Connection> connection) {
   // Room for one more that says nothing yet: the oldest of those makes room for it.
-  if (count_ >= max_contexts_ + kMaxControl + 2 * kMaxUnknown) return false;
+  constexpr uint32_t kOthers = kMaxControl + 2 * kMaxUnknown + RdmaCmFiles::kMaxFilesOfUser;
+  if (count_ >= max_contexts_ + kOthers) return false;
   ++count_;
   ++shared_.connections;
   {
@@ -235,7 +237,16 @@ bool UserLoop::HandleMessage(Connection* c, ReceivedMessage message) {
       return HandleCommand(c, std::move(message));
     case Connection::Kind::kControl:
       return HandleControl(c, std::move(message));
+    case Connection::Kind::kRdmaCm:
+      shared_.rdma_cm.Handle(c->number, std::span(buffer_).first(message.bytes), message.truncated,
+                             message.fds);
+      return true;
+    case Connection::Kind::kNetlink:
+      return HandleNetlink(c, message.bytes);
+    case Connection::Kind::kRefresh:
+      break;  // one message is all
   }
+  Close(c);
   return false;
 }
 
@@ -252,6 +263,13 @@ bool UserLoop::HandleHello(Connection* c, ReceivedMessage message) {
       return RefuseDevice(c, MakeHelloReply(EPROTO));
     case HelloKind::kDevice:
       return OpenDevice(c, checked.hello, std::move(message.fds));
+    case HelloKind::kRdmaCm:
+      return OpenRdmaCm(c, std::move(message));
+    case HelloKind::kNetlink:
+      c->kind = Connection::Kind::kNetlink;
+      return true;
+    case HelloKind::kRefresh:
+      return Refresh(c, checked.device);
     case HelloKind::kControl:
       break;
   }
@@ -331,6 +349,38 @@ int UserLoop::OpenContext(Connection* c, const abi::Hello& hello, std::vector<Un
 bool UserLoop::RefuseDevice(Connection* c, const abi::HelloReply& reply) {
   c->close_when_sent = true;
   return SendBytes(c, ToBytes(&reply, sizeof(reply)));
+}
+
+bool UserLoop::OpenRdmaCm(Connection* c, ReceivedMessage message) {
+  abi::RdmaCmHelloReply reply{};
+  reply.magic = abi::kMagic;
+  reply.error = message.truncated
+                    ? EINVAL
+                    : shared_.rdma_cm.Open(c->number, c->socket.get(), c->peer,
+                                           std::span(buffer_).first(message.bytes), message.fds);
+  c->kind = Connection::Kind::kRdmaCm;
+  c->close_when_sent = reply.error != 0;
+  return SendBytes(c, ToBytes(&reply, sizeof(reply)));
+}
+
+bool UserLoop::HandleNetlink(Connection* c, size_t bytes) {
+  std::optional<uid_t> user;
+  if (!c->privileged) user = c->peer.uid;
+  for (auto& answer : AnswerNetlink(std::span(buffer_).first(bytes), &hardware_, user)) {
+    c->out.push_back({std::move(answer), {}});
+  }
+  return Flush(c);
+}
+
+bool UserLoop::Refresh(Connection* c, const std::string& device) {
+  const std::string& tree = shared_.options.tree;
+  for (size_t nic = 0; nic < hardware_.nic_count() && !tree.empty(); ++nic) {
+    if (hardware_.nic_info(nic).device != device) continue;
+    UpdateCounters(tree, nic, device, ReadCounters(&hardware_, device));
+  }
+  c->kind = Connection::Kind::kRefresh;
+  c->close_when_sent = true;
+  return SendBytes(c, std::vector<std::byte>(1));
 }
 
 bool UserLoop::HandleCommand(Connection* c, ReceivedMessage message) {
@@ -497,6 +547,7 @@ void UserLoop::Close(Connection* c) {
     news.context = c->number;
     shared_.Tell(news);
   }
+  shared_.rdma_cm.Close(c->number);
   EndCapture(c);
   connections_.erase(c->number);  // descriptors leave the epoll set by being closed
   --count_;

@@ -76,6 +76,9 @@ class UserLoop {
   bool OpenDevice(Connection* c, const abi::Hello& hello, std::vector<UniqueFd> fds);
   int OpenContext(Connection* c, const abi::Hello& hello, std::vector<UniqueFd> fds,
                   abi::HelloReply* reply, std::vector<UniqueFd>* reply_fds);
+  bool OpenRdmaCm(Connection* c, ReceivedMessage message);
+  bool HandleNetlink(Connection* c, size_t bytes);
+  bool Refresh(Connection* c, const std::string& device);
   bool RefuseDevice(Connection* c, const abi::HelloReply& reply);
   bool StartCapture(Connection* c, const ControlAnswer& answer, std::vector<UniqueFd> fds);
   void EndCapture(Connection* c);

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -25,15 +26,18 @@ constexpr size_t kTreeBytes = 128;
 constexpr size_t kMaxPath = 1024;
 constexpr char kVerbsFolder[] = "/sys/class/infiniband_verbs";
 
-// Whole subtrees that are ours. rdma_cm is among them although nothing answers
-// for it yet: the machine's own must not be used together with our devices.
+// Whole subtrees that are ours.
 constexpr const char* kOurFolders[] = {
     "/sys/class/infiniband",     kVerbsFolder,
     "/sys/class/infiniband_mad", "/sys/class/infiniband_cm",
     "/sys/class/misc/rdma_cm",   "/sys/devices/virtual/verbena",
     "/dev/infiniband",
+    "/verbena/netdevs",  // our own, beside what a kernel would show
 };
+// A NIC's network interface, with its number.
+constexpr char kNetdevPrefix[] = "/sys/class/net/verbena";
 constexpr char kUverbsPrefix[] = "/dev/infiniband/uverbs";
+constexpr char kRdmaCmNode[] = "/dev/infiniband/rdma_cm";
 
 class ErrnoKeeper {
  public:
@@ -48,6 +52,7 @@ class ErrnoKeeper {
 
 struct Tree {
   char text[kTreeBytes];
+  SocketPath socket;  // empty: of no daemon
 };
 
 // The tree of the first daemon that answered; fixed from then on. Published by
@@ -97,19 +102,22 @@ bool IsOurs(const char* path) {
   for (const char* folder : kOurFolders) {
     if (IsBelow(path, folder)) return true;
   }
-  return false;
+  const size_t length = sizeof(kNetdevPrefix) - 1;
+  return strncmp(path, kNetdevPrefix, length) == 0 && path[length] >= '0' && path[length] <= '9';
 }
 
-int UverbsNumber(const char* path) {
+DeviceNode NodeOf(const char* path) {
+  if (strcmp(path, kRdmaCmNode) == 0) return {DeviceNode::kRdmaCm, 0};
   const size_t length = sizeof(kUverbsPrefix) - 1;
-  if (strncmp(path, kUverbsPrefix, length) != 0) return -1;
+  if (strncmp(path, kUverbsPrefix, length) != 0) return {};
   const char* digits = path + length;
-  if (*digits < '0' || *digits > '9') return -1;
-  int number = 0;
+  if (*digits < '0' || *digits > '9') return {};
+  unsigned number = 0;
   for (; *digits >= '0' && *digits <= '9' && number < 1000; ++digits) {
-    number = number * 10 + (*digits - '0');
+    number = number * 10 + static_cast<unsigned>(*digits - '0');
   }
-  return *digits == '\0' && number < 1000 ? number : -1;
+  if (*digits != '\0' || number >= 1000) return {};
+  return {DeviceNode::kUverbs, number};
 }
 
 // A daemon with a full backlog is one that lives.
@@ -133,6 +141,7 @@ void TreeOf(const SocketPath& socket, Tree* tree) {
   static_assert(sizeof(socket.text) + sizeof(abi::kTreeSuffix) <= kTreeBytes);
   memcpy(tree->text, socket.text, length);
   memcpy(tree->text + length, abi::kTreeSuffix, sizeof(abi::kTreeSuffix));
+  tree->socket = socket;
 }
 
 void WarnOnce(const SocketPath* sockets, int count) {
@@ -155,6 +164,7 @@ void WarnOnce(const SocketPath* sockets, int count) {
 // A tree with an empty list of devices, made on demand in the own run folder.
 void NoDevices(Tree* tree) {
   char* text = tree->text;
+  tree->socket.text[0] = '\0';
   // Where nothing can be made, nothing is found either.
   if (!OwnRunFolder(text, kTreeBytes - 64)) {
     strcpy(text, "/dev/null");
@@ -197,6 +207,38 @@ void FindTree(Tree* tree) {
   NoDevices(tree);
 }
 
+// Asks the daemon to bring the counters of a device up to date, if `path` is one
+// of them: /sys/class/infiniband/DEVICE/ports/1/[hw_]counters/NAME, or the same
+// below the devices' own folder.
+void RefreshCounters(const Tree& tree, const char* path) {
+  if (tree.socket.text[0] == '\0') return;
+  if (strstr(path, "/counters/") == nullptr && strstr(path, "/hw_counters/") == nullptr) return;
+  const char* ports = strstr(path, "/ports/");
+  if (ports == nullptr) return;
+  const char* device = ports;
+  while (device > path && device[-1] != '/') --device;
+  abi::RefreshHello hello = {abi::kMagic, abi::kClientRefresh, {}};
+  const size_t length = static_cast<size_t>(ports - device);
+  if (length >= sizeof(hello.device)) return;
+  memcpy(hello.device, device, length);
+  const int fd = static_cast<int>(syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (fd < 0) return;
+  // A daemon that hangs leaves the numbers as they were.
+  const timeval second = {1, 0};
+  syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof(second));
+  syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, tree.socket.text, sizeof(address.sun_path));
+  char answer;
+  if (syscall(SYS_connect, fd, &address, sizeof(address)) == 0 &&
+      syscall(SYS_sendto, fd, &hello, sizeof(hello), MSG_NOSIGNAL, nullptr, 0) ==
+          static_cast<long>(sizeof(hello))) {
+    syscall(SYS_recvfrom, fd, &answer, sizeof(answer), 0, nullptr, nullptr);
+  }
+  syscall(SYS_close, fd);
+}
+
 // Length of `folder` if `text` lies in it, else 0.
 size_t FolderLength(const char* text, size_t length, const char* folder) {
   const size_t bytes = strlen(folder);
@@ -227,6 +269,7 @@ RewrittenPath::RewrittenPath(const char* path) : path_(path) {
   if (!Normalise(path, plain, sizeof(plain)) || !IsOurs(plain)) return;
   Tree tree;
   FindTree(&tree);
+  RefreshCounters(tree, plain);
   const size_t tree_bytes = strlen(tree.text);
   memcpy(buffer_, tree.text, tree_bytes);
   size_t plain_bytes = strlen(plain);
@@ -237,7 +280,15 @@ RewrittenPath::RewrittenPath(const char* path) : path_(path) {
   static_assert(sizeof(buffer_) >= kMaxPath + kTreeBytes);
   path_ = buffer_;
   ours_ = true;
-  uverbs_ = UverbsNumber(plain);
+  node_ = NodeOf(plain);
+}
+
+bool FindDaemon(SocketPath* socket) {
+  const ErrnoKeeper errno_keeper;
+  Tree tree;
+  FindTree(&tree);
+  *socket = tree.socket;
+  return socket->text[0] != '\0';
 }
 
 size_t StripTree(char* text, size_t length) {

@@ -12,7 +12,15 @@
 
 #include <cstddef>
 
+#include "provider/run_folder.h"
+
 namespace verbena::provider {
+
+// The device nodes that we stand in for.
+struct DeviceNode {
+  enum Kind { kNone, kUverbs, kRdmaCm } kind = kNone;
+  unsigned number = 0;  // N of uverbsN
+};
 
 class RewrittenPath {
  public:
@@ -24,16 +32,20 @@ class RewrittenPath {
   // What to give to the kernel: the path itself if it is none of ours.
   const char* path() const { return path_; }
   bool ours() const { return ours_; }
-  // N of /dev/infiniband/uverbsN, else -1.
-  int uverbs() const { return uverbs_; }
+  // Which device node the path names; whether the tree has it is another matter.
+  const DeviceNode& node() const { return node_; }
+  bool is_node() const { return node_.kind != DeviceNode::kNone; }
 
  private:
   const char* path_;
   bool ours_ = false;
-  int uverbs_ = -1;
+  DeviceNode node_;
   // Longest path of ours below the tree, and the tree's own.
   char buffer_[1024 + 128];
 };
+
+// The socket of the daemon whose tree is shown; false: there is none.
+bool FindDaemon(SocketPath* socket);
 
 // Takes the tree's folder away from a path that the kernel has given (a link's
 // content, a resolved or globbed path). `text` holds `length` bytes; returns

@@ -2,21 +2,28 @@
 //
 // Interposed functions that take or make descriptors.
 #include <sys/ioctl.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdarg>
 
 #include "provider/preload/interpose.h"
+#include "provider/preload/netdev_ioctl.h"
+#include "provider/preload/rdma_cm_fd.h"
 #include "provider/preload/uverbs_fd.h"
 
 namespace {
 
+using verbena::provider::AppendNetdevs;
+using verbena::provider::HasRdmaCm;
+using verbena::provider::IsNetdevIoctl;
+using verbena::provider::IsRdmaCm;
 using verbena::provider::IsUverbs;
+using verbena::provider::NetdevIoctl;
 using verbena::provider::VerbsIoctl;
+using verbena::provider::WriteRdmaCm;
 
 constexpr unsigned long kRdmaVerbsIoctl = 0xc0181b01;
-constexpr int kNetlinkRdma = 20;
 
 // Signal handlers may call these, and dlsym() is not for signal handlers.
 template <verbena::provider::FunctionName... kNames>
@@ -27,7 +34,8 @@ void FindAll() {
 __attribute__((constructor)) void FindSignalSafeFunctions() {
   FindAll<"open", "open64", "openat", "openat64", "creat", "creat64", "stat", "stat64", "lstat",
           "lstat64", "fstat", "fstat64", "fstatat", "fstatat64", "access", "faccessat", "readlink",
-          "readlinkat", "ioctl", "socket">();
+          "readlinkat", "ioctl", "socket", "write", "bind", "getsockname", "setsockopt", "sendmsg",
+          "sendto", "recvmsg", "recvfrom">();
 }
 
 }  // namespace
@@ -38,15 +46,23 @@ VERBENA_INTERPOSE int ioctl(int fd, unsigned long request, ...) noexcept {
   void* argument = va_arg(arguments, void*);
   va_end(arguments);
   if (request == kRdmaVerbsIoctl && IsUverbs(fd)) return VerbsIoctl(argument);
+  if (request == SIOCGIFCONF && argument != nullptr) {
+    auto* const list = static_cast<ifconf*>(argument);
+    const int room = list->ifc_len;
+    const int result = VERBENA_NEXT(ioctl)(fd, request, argument);
+    if (result == 0) AppendNetdevs(list, room);
+    return result;
+  }
+  if (int error; IsNetdevIoctl(request) && NetdevIoctl(request, argument, &error)) {
+    if (error == 0) return 0;
+    errno = error;
+    return -1;
+  }
   return VERBENA_NEXT(ioctl)(fd, request, argument);
 }
 
-// The kernel's own list of RDMA devices comes before sysfs: hidden, so that
-// libibverbs looks where we answer.
-VERBENA_INTERPOSE int socket(int domain, int type, int protocol) noexcept {
-  if (domain == AF_NETLINK && protocol == kNetlinkRdma) {
-    errno = EPROTONOSUPPORT;
-    return -1;
-  }
-  return VERBENA_NEXT(socket)(domain, type, protocol);
+// Commands of rdma_cm.
+VERBENA_INTERPOSE ssize_t write(int fd, const void* buffer, size_t bytes) {
+  if (HasRdmaCm() && IsRdmaCm(fd)) return WriteRdmaCm(fd, buffer, bytes);
+  return VERBENA_NEXT(write)(fd, buffer, bytes);
 }

@@ -16,12 +16,12 @@
 #include <cstring>
 
 #include "provider/preload/daemon_tree.h"
+#include "provider/preload/device_node.h"
 #include "provider/preload/interpose.h"
-#include "provider/preload/uverbs_fd.h"
 
 namespace {
 
-using verbena::provider::OpenUverbs;
+using verbena::provider::OpenNode;
 using verbena::provider::RewrittenPath;
 using verbena::provider::StripTree;
 
@@ -31,7 +31,7 @@ mode_t ModeArgument(int flags, va_list arguments) {
 }
 
 // Who may open a device was decided when the daemon let us see the tree.
-int AccessUverbs(const RewrittenPath& path) {
+int AccessNode(const RewrittenPath& path) {
   return static_cast<int>(syscall(SYS_faccessat, AT_FDCWD, path.path(), F_OK));
 }
 
@@ -59,46 +59,46 @@ ssize_t __readlinkat_chk(int folder, const char* path, char* buffer, size_t size
 
 // ---- open ----
 
-#define VERBENA_OPEN(name)                                                     \
-  VERBENA_INTERPOSE int name(const char* path, int flags, ...) {               \
-    va_list arguments;                                                         \
-    va_start(arguments, flags);                                                \
-    const mode_t mode = ModeArgument(flags, arguments);                        \
-    va_end(arguments);                                                         \
-    const RewrittenPath use(path);                                             \
-    if (use.uverbs() >= 0) return OpenUverbs(use.path(), use.uverbs(), flags); \
-    return VERBENA_NEXT(name)(use.path(), flags, mode);                        \
+#define VERBENA_OPEN(name)                                       \
+  VERBENA_INTERPOSE int name(const char* path, int flags, ...) { \
+    va_list arguments;                                           \
+    va_start(arguments, flags);                                  \
+    const mode_t mode = ModeArgument(flags, arguments);          \
+    va_end(arguments);                                           \
+    const RewrittenPath use(path);                               \
+    if (use.is_node()) return OpenNode(use, flags);              \
+    return VERBENA_NEXT(name)(use.path(), flags, mode);          \
   }
 VERBENA_OPEN(open)
 VERBENA_OPEN(open64)
 
-#define VERBENA_OPENAT(name)                                                   \
-  VERBENA_INTERPOSE int name(int folder, const char* path, int flags, ...) {   \
-    va_list arguments;                                                         \
-    va_start(arguments, flags);                                                \
-    const mode_t mode = ModeArgument(flags, arguments);                        \
-    va_end(arguments);                                                         \
-    const RewrittenPath use(path);                                             \
-    if (use.uverbs() >= 0) return OpenUverbs(use.path(), use.uverbs(), flags); \
-    return VERBENA_NEXT(name)(folder, use.path(), flags, mode);                \
+#define VERBENA_OPENAT(name)                                                 \
+  VERBENA_INTERPOSE int name(int folder, const char* path, int flags, ...) { \
+    va_list arguments;                                                       \
+    va_start(arguments, flags);                                              \
+    const mode_t mode = ModeArgument(flags, arguments);                      \
+    va_end(arguments);                                                       \
+    const RewrittenPath use(path);                                           \
+    if (use.is_node()) return OpenNode(use, flags);                          \
+    return VERBENA_NEXT(name)(folder, use.path(), flags, mode);              \
   }
 VERBENA_OPENAT(openat)
 VERBENA_OPENAT(openat64)
 
-#define VERBENA_OPEN_2(name)                                                   \
-  VERBENA_INTERPOSE int name(const char* path, int flags) {                    \
-    const RewrittenPath use(path);                                             \
-    if (use.uverbs() >= 0) return OpenUverbs(use.path(), use.uverbs(), flags); \
-    return VERBENA_NEXT(name)(use.path(), flags);                              \
+#define VERBENA_OPEN_2(name)                                \
+  VERBENA_INTERPOSE int name(const char* path, int flags) { \
+    const RewrittenPath use(path);                          \
+    if (use.is_node()) return OpenNode(use, flags);         \
+    return VERBENA_NEXT(name)(use.path(), flags);           \
   }
 VERBENA_OPEN_2(__open_2)
 VERBENA_OPEN_2(__open64_2)
 
-#define VERBENA_OPENAT_2(name)                                                 \
-  VERBENA_INTERPOSE int name(int folder, const char* path, int flags) {        \
-    const RewrittenPath use(path);                                             \
-    if (use.uverbs() >= 0) return OpenUverbs(use.path(), use.uverbs(), flags); \
-    return VERBENA_NEXT(name)(folder, use.path(), flags);                      \
+#define VERBENA_OPENAT_2(name)                                          \
+  VERBENA_INTERPOSE int name(int folder, const char* path, int flags) { \
+    const RewrittenPath use(path);                                      \
+    if (use.is_node()) return OpenNode(use, flags);                     \
+    return VERBENA_NEXT(name)(folder, use.path(), flags);               \
   }
 VERBENA_OPENAT_2(__openat_2)
 VERBENA_OPENAT_2(__openat64_2)
@@ -106,9 +106,7 @@ VERBENA_OPENAT_2(__openat64_2)
 #define VERBENA_CREAT(name)                                   \
   VERBENA_INTERPOSE int name(const char* path, mode_t mode) { \
     const RewrittenPath use(path);                            \
-    if (use.uverbs() >= 0) {                                  \
-      return OpenUverbs(use.path(), use.uverbs(), O_WRONLY);  \
-    }                                                         \
+    if (use.is_node()) return OpenNode(use, O_WRONLY);        \
     return VERBENA_NEXT(name)(use.path(), mode);              \
   }
 VERBENA_CREAT(creat)
@@ -203,25 +201,25 @@ VERBENA_INTERPOSE int nftw64(const char* path, __nftw64_func_t visit, int descri
 
 VERBENA_INTERPOSE int access(const char* path, int mode) noexcept {
   const RewrittenPath use(path);
-  if (use.uverbs() >= 0) return AccessUverbs(use);
+  if (use.is_node()) return AccessNode(use);
   return VERBENA_NEXT(access)(use.path(), mode);
 }
 
 VERBENA_INTERPOSE int euidaccess(const char* path, int mode) noexcept {
   const RewrittenPath use(path);
-  if (use.uverbs() >= 0) return AccessUverbs(use);
+  if (use.is_node()) return AccessNode(use);
   return VERBENA_NEXT(euidaccess)(use.path(), mode);
 }
 
 VERBENA_INTERPOSE int eaccess(const char* path, int mode) noexcept {
   const RewrittenPath use(path);
-  if (use.uverbs() >= 0) return AccessUverbs(use);
+  if (use.is_node()) return AccessNode(use);
   return VERBENA_NEXT(eaccess)(use.path(), mode);
 }
 
 VERBENA_INTERPOSE int faccessat(int folder, const char* path, int mode, int flags) noexcept {
   const RewrittenPath use(path);
-  if (use.uverbs() >= 0) return AccessUverbs(use);
+  if (use.is_node()) return AccessNode(use);
   return VERBENA_NEXT(faccessat)(folder, use.path(), mode, flags);
 }
 

@@ -11,8 +11,8 @@
 #include <cstring>
 
 #include "provider/preload/daemon_tree.h"
+#include "provider/preload/device_node.h"
 #include "provider/preload/interpose.h"
-#include "provider/preload/uverbs_fd.h"
 
 namespace {
 
@@ -26,8 +26,8 @@ static_assert(offsetof(struct stat, st_size) == offsetof(struct stat64, st_size)
 
 template <typename Stat>
 int FixPath(const RewrittenPath& path, Stat* status, int result) {
-  if (result == 0 && path.uverbs() >= 0) {
-    MakeCharDevice(reinterpret_cast<struct stat*>(status), static_cast<unsigned>(path.uverbs()));
+  if (result == 0 && path.is_node()) {
+    MakeCharDevice(reinterpret_cast<struct stat*>(status), path.node());
   }
   return result;
 }
@@ -83,8 +83,8 @@ VERBENA_INTERPOSE int statx(int folder, const char* path, int flags, unsigned ma
     device.st_nlink = status->stx_nlink;
     device.st_size = static_cast<off_t>(status->stx_size);
     FixFdStatus(folder, &device);
-  } else if (use.uverbs() >= 0) {
-    MakeCharDevice(&device, static_cast<unsigned>(use.uverbs()));
+  } else if (use.is_node()) {
+    MakeCharDevice(&device, use.node());
   }
   if (S_ISCHR(device.st_mode) && device.st_rdev != 0) {
     status->stx_mode = static_cast<uint16_t>(device.st_mode);

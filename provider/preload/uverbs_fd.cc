@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -68,18 +67,15 @@ int CreateCompChannel() {
 
 }  // namespace
 
-int OpenUverbs(const char* marker, int number, int flags) {
-  if (syscall(SYS_faccessat, AT_FDCWD, marker, F_OK) != 0) return -1;
-  if ((flags & O_DIRECTORY) != 0) return Fail(ENOTDIR);
-  if ((flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) return Fail(EEXIST);
+int OpenUverbs(unsigned number, int flags) {
   char name[32];
-  snprintf(name, sizeof(name), "verbena-uverbs%d", number);
+  snprintf(name, sizeof(name), "verbena-uverbs%u", number);
   const unsigned cloexec = (flags & O_CLOEXEC) != 0 ? MFD_CLOEXEC : 0u;
   const int fd = static_cast<int>(syscall(SYS_memfd_create, name, MFD_ALLOW_SEALING | cloexec));
   if (fd < 0) return -1;
   abi::CommandFdContent content = {};
   content.magic = abi::kCommandFdMagic;
-  content.device_index = static_cast<uint32_t>(number);
+  content.device_index = number;
   if (syscall(SYS_pwrite64, fd, &content, sizeof(content), 0) != sizeof(content)) {
     syscall(SYS_close, fd);
     return Fail(EIO);
@@ -87,7 +83,7 @@ int OpenUverbs(const char* marker, int number, int flags) {
   return fd;
 }
 
-bool IsUverbs(int fd, const struct stat& status) {
+bool IsUverbs(int fd, const struct stat& status, unsigned* number) {
   // Spares nearly every other file the read.
   if (!S_ISREG(status.st_mode) || status.st_nlink != 0 ||
       status.st_size != sizeof(abi::CommandFdContent)) {
@@ -96,6 +92,7 @@ bool IsUverbs(int fd, const struct stat& status) {
   const int before = errno;
   abi::CommandFdContent content;
   const bool ours = ReadContent(fd, &content);
+  if (ours) *number = content.device_index;
   errno = before;
   return ours;
 }
@@ -103,25 +100,10 @@ bool IsUverbs(int fd, const struct stat& status) {
 bool IsUverbs(int fd) {
   const int before = errno;
   struct stat status;
-  const bool ours = syscall(SYS_fstat, fd, &status) == 0 && IsUverbs(fd, status);
+  unsigned number;
+  const bool ours = syscall(SYS_fstat, fd, &status) == 0 && IsUverbs(fd, status, &number);
   errno = before;
   return ours;
-}
-
-void MakeCharDevice(struct stat* status, unsigned number) {
-  status->st_mode = S_IFCHR | 0666;
-  status->st_rdev = makedev(abi::kUverbsMajor, abi::kUverbsFirstMinor + number);
-  status->st_nlink = 1;
-  status->st_size = 0;
-  status->st_blocks = 0;
-}
-
-void FixFdStatus(int fd, struct stat* status) {
-  if (!IsUverbs(fd, *status)) return;
-  abi::CommandFdContent content;
-  const int before = errno;
-  if (ReadContent(fd, &content)) MakeCharDevice(status, content.device_index);
-  errno = before;
 }
 
 int VerbsIoctl(void* argument) {

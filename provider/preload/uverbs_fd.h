@@ -11,18 +11,13 @@
 
 namespace verbena::provider {
 
-// open("/dev/infiniband/uverbsN"), if `marker`, the tree's file for it, exists.
-int OpenUverbs(const char* marker, int number, int flags);
+// open("/dev/infiniband/uverbsN"). A descriptor, or -1 with errno.
+int OpenUverbs(unsigned number, int flags);
 
-// True if `fd`, about which the kernel says `status`, is one of those.
-bool IsUverbs(int fd, const struct stat& status);
+// True if `fd`, about which the kernel says `status`, is one of those; then
+// *number is N. Errno is preserved.
+bool IsUverbs(int fd, const struct stat& status, unsigned* number);
 bool IsUverbs(int fd);
-
-// Makes `status` that of a character device.
-void MakeCharDevice(struct stat* status, unsigned number);
-
-// fstat's answer for `fd`, given the kernel's.
-void FixFdStatus(int fd, struct stat* status);
 
 // RDMA_VERBS_IOCTL on one of our descriptors: what libibverbs itself asks for.
 // Returns 0, or -1 with errno.

@@ -164,9 +164,9 @@ void AddObserving(CLI::App* app, Arguments* a) {
                              "  verbena list mr --json"),
                   &a->instance),
       &a->json);
-  list->add_option("what", a->what, "context, pd, mr, cq or qp")
+  list->add_option("what", a->what, "context, pd, mr, cq, qp or cm_id")
       ->required()
-      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp"}));
+      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp", "cm_id"}));
   CLI::App* counters = AddJson(
       AddInstance(
           AddCommand(app, "counters", "Show the counters of the ports",

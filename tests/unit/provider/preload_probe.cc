@@ -257,8 +257,6 @@ void Ioctls() {
       pipe(pipes) == 0 && ioctl(pipes[0], kRequest, &probe) == -1 && errno == ENOTTY);
   int readable = -1;
   Say("other ioctl", ioctl(pipes[0], FIONREAD, &readable) == 0 && readable == 0);
-  Say("netlink rdma",
-      socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 20) == -1 && errno == EPROTONOSUPPORT);
   Say("netlink route", socket(AF_NETLINK, SOCK_RAW, 0) >= 0);
 }
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <memory>
@@ -125,6 +126,7 @@ class FakeHardware final : public Hardware {
 
   ShardLock& lock() { return lock_; }  // of all contexts
   size_t nic_count() const override { return 2; }
+  CmService* cm() override { return connection_manager; }
   abi::EngineMode mode() const override { return abi::kEngineThreadPerCpu; }
   uint32_t thread_count() const override { return 2; }
   int status_page_fd() const override { return status_.get(); }
@@ -165,11 +167,23 @@ class FakeHardware final : public Hardware {
     if (what != "qp") return nullptr;
     nlohmann::json items = nlohmann::json::array();
     for (size_t i = 0; i < list_items; ++i) items.push_back({{"qpn", i}, {"comm", "a\xff"}});
+    for (nlohmann::json& item : items) {
+      if (whole_items) {
+        item.update({{"device", "verbena0"},
+                     {"type", "RC"},
+                     {"state", "RTS"},
+                     {"dest_qpn", 9},
+                     {"pid", 42}});
+      }
+    }
     return {{"items", items}};
   }
   nlohmann::json Counters(std::string_view device) const override {
     if (!device.empty() && device != "verbena0") return nullptr;
-    return {{"devices", {{"verbena0", {{"counters", {{"port_xmit_packets", 5}}}}}}}};
+    return {{"devices",
+             {{"verbena0",
+               {{"counters", {{"port_xmit_packets", xmit_packets.load()}}},
+                {"hw_counters", {{"duplicate_request", 6}}}}}}}};
   }
   nlohmann::json Dump() const override { return {{"engine", "fake"}}; }
 
@@ -228,6 +242,9 @@ class FakeHardware final : public Hardware {
   int open_error = 0;
   size_t list_items = 1;
   mutable std::optional<uid_t> listed_user;
+  bool whole_items = false;  // with more than a few fields
+  std::atomic<uint64_t> xmit_packets{5};
+  CmService* connection_manager = nullptr;
 
  private:
   struct Capture {

@@ -68,8 +68,27 @@ TEST(Hello, WrongMagicAndKindAreGarbage) {
   hello.magic ^= 1;
   EXPECT_EQ(KindOf(hello), HelloKind::kGarbage);
   hello = Good();
-  hello.kind = 3;
-  EXPECT_EQ(KindOf(hello), HelloKind::kGarbage);
+  for (const uint32_t kind : {0u, 6u, 0xffffffffu}) {
+    hello.kind = kind;
+    EXPECT_EQ(KindOf(hello), HelloKind::kGarbage) << kind;
+  }
+}
+
+TEST(Hello, OtherKindsOfClientsAreTold) {
+  abi::Hello hello = Good();
+  hello.kind = abi::kClientRdmaCm;
+  EXPECT_EQ(KindOf(hello), HelloKind::kRdmaCm);
+  hello.kind = abi::kClientNetlink;
+  EXPECT_EQ(KindOf(hello), HelloKind::kNetlink);
+  hello.kind = abi::kClientRefresh;
+  EXPECT_EQ(KindOf(hello), HelloKind::kGarbage);  // has a message of its own
+  abi::RefreshHello refresh{};
+  refresh.magic = abi::kMagic;
+  refresh.kind = abi::kClientRefresh;
+  std::memset(refresh.device, 'x', sizeof(refresh.device));  // not terminated
+  const CheckedHello checked = CheckHello(std::as_bytes(std::span(&refresh, 1)), false);
+  EXPECT_EQ(checked.kind, HelloKind::kRefresh);
+  EXPECT_EQ(checked.device, std::string(sizeof(refresh.device), 'x'));
 }
 
 TEST(Hello, TheReplyToAnIncompatibleClientHasOurNumbers) {

@@ -59,12 +59,16 @@ class SysfsTree : public ::testing::Test {
 };
 
 TEST_F(SysfsTree, HasExactlyTheFilesOfOneDevice) {
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, false), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {}), "");
   std::set<std::string> expected = {
       "dev/infiniband/uverbs0",
       "sys/class/infiniband/verbena0",
       "sys/class/infiniband_verbs/abi_version",
       "sys/class/infiniband_verbs/uverbs0",
+      "sys/class/infiniband_mad/abi_version",
+      "sys/class/infiniband_mad/umad0",
+      "sys/class/net/verbena0",
+      "verbena/netdevs",
   };
   const std::string nic = "sys/devices/virtual/verbena/nic0/";
   for (const char* name : {"numa_node", "local_cpus", "local_cpulist", "uevent"}) {
@@ -72,6 +76,14 @@ TEST_F(SysfsTree, HasExactlyTheFilesOfOneDevice) {
   }
   for (const char* name : {"ibdev", "dev", "abi_version", "device"}) {
     expected.insert(nic + "infiniband_verbs/uverbs0/" + name);
+  }
+  for (const char* name : {"ibdev", "port", "dev", "device"}) {
+    expected.insert(nic + "infiniband_mad/umad0/" + name);
+  }
+  for (const char* name :
+       {"address", "addr_len", "broadcast", "carrier", "dev_id", "dev_port", "device", "duplex",
+        "flags", "ifindex", "iflink", "mtu", "operstate", "speed", "type"}) {
+    expected.insert(nic + "net/verbena0/" + name);
   }
   const std::string device = nic + "infiniband/verbena0/";
   for (const char* name : {"node_type", "node_guid", "sys_image_guid", "fw_ver", "hw_rev",
@@ -93,7 +105,7 @@ TEST_F(SysfsTree, HasExactlyTheFilesOfOneDevice) {
 }
 
 TEST_F(SysfsTree, ValuesAreThoseOfLinux) {
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1)}, false), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1)}, {}), "");
   const std::string device = "sys/class/infiniband/verbena1/";
   EXPECT_EQ(Read(device + "node_type"), "1: CA\n");
   EXPECT_EQ(Read(device + "node_guid"), "0200:00ff:fe00:0002\n");
@@ -114,7 +126,13 @@ TEST_F(SysfsTree, ValuesAreThoseOfLinux) {
   EXPECT_EQ(Read(port + "gids/15"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
   EXPECT_EQ(Read(port + "gid_attrs/types/0"), "RoCE v2\n");
   EXPECT_EQ(Read(port + "gid_attrs/types/15"), "RoCE v2\n");
-  EXPECT_EQ(Read(port + "gid_attrs/ndevs/1"), "lo\n");
+  EXPECT_EQ(Read(port + "gid_attrs/ndevs/1"), "verbena1\n");
+  EXPECT_EQ(Read("sys/class/infiniband_mad/abi_version"), "5\n");
+  EXPECT_EQ(Read("sys/class/infiniband_mad/umad1/ibdev"), "verbena1\n");
+  EXPECT_EQ(Read("sys/class/infiniband_mad/umad1/port"), "1\n");
+  EXPECT_EQ(Read("sys/class/net/verbena1/mtu"), "9000\n");
+  EXPECT_EQ(Read("sys/class/net/verbena1/operstate"), "up\n");
+  EXPECT_EQ(Read("sys/class/net/verbena1/ifindex"), std::to_string(abi::NetdevIndex(1)) + "\n");
   EXPECT_EQ(Read("sys/class/infiniband_verbs/abi_version"), "6\n");
   EXPECT_EQ(Read("sys/class/infiniband_verbs/uverbs1/ibdev"), "verbena1\n");
   EXPECT_EQ(Read("sys/class/infiniband_verbs/uverbs1/dev"), "231:193\n");
@@ -122,7 +140,7 @@ TEST_F(SysfsTree, ValuesAreThoseOfLinux) {
 }
 
 TEST_F(SysfsTree, LinksLeadWhereTheyDoOnLinux) {
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1)}, false), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1)}, {}), "");
   const std::string root = fs::canonical(path_).string();
   EXPECT_EQ(fs::canonical(path_ + "/sys/class/infiniband/verbena1").string(),
             root + "/sys/devices/virtual/verbena/nic1/infiniband/verbena1");
@@ -134,8 +152,8 @@ TEST_F(SysfsTree, LinksLeadWhereTheyDoOnLinux) {
 }
 
 TEST_F(SysfsTree, ReplacesAnOlderTreeAndLeavesNothingElse) {
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1), Nic(2)}, false), "");
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, false), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0), Nic(1), Nic(2)}, {}), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {}), "");
   EXPECT_FALSE(fs::exists(path_ + "/sys/class/infiniband/verbena1"));
   EXPECT_TRUE(fs::exists(path_ + "/sys/class/infiniband/verbena0"));
   size_t entries = 0;
@@ -150,19 +168,58 @@ TEST_F(SysfsTree, OthersMayReadItOnlyOfASystemWideDaemon) {
     return info.st_mode & 0777;
   };
   const mode_t before = umask(0077);
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, true), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {.system = true}), "");
   EXPECT_EQ(mode(""), 0755u);
   EXPECT_EQ(mode("/sys/class/infiniband/verbena0/node_guid"), 0644u);
   umask(0);
-  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, false), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {}), "");
   umask(before);
   EXPECT_EQ(mode(""), 0700u);
   EXPECT_EQ(mode("/sys/class/infiniband/verbena0/node_guid"), 0600u);
   EXPECT_EQ(mode("/dev/infiniband/uverbs0"), 0600u);
 }
 
+TEST_F(SysfsTree, CountersAreFilesThatCanBeBroughtUpToDate) {
+  TreeOptions options;
+  options.counters = {{{"counters/port_xmit_packets", 7}, {"hw_counters/duplicate_request", 0}}};
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, options), "");
+  const std::string port = "sys/class/infiniband/verbena0/ports/1/";
+  EXPECT_EQ(Read(port + "counters/port_xmit_packets"), "7\n");
+  EXPECT_EQ(Read(port + "hw_counters/duplicate_request"), "0\n");
+  const std::string device = path_ + "/sys/class/infiniband/verbena0";
+  const auto identity = fs::last_write_time(device);
+  UpdateCounters(path_, 0, "verbena0",
+                 {{"counters/port_xmit_packets", 12345}, {"counters/unknown", 1}});
+  EXPECT_EQ(Read(port + "counters/port_xmit_packets"), "12345\n");
+  EXPECT_EQ(Read(port + "hw_counters/duplicate_request"), "0\n");
+  EXPECT_FALSE(fs::exists(path_ + "/" + port + "counters/unknown"));
+  EXPECT_EQ(fs::last_write_time(device), identity);
+}
+
+TEST_F(SysfsTree, ListsTheAddressesOfTheInterfaces) {
+  NicInfo nic = Nic(0);
+  nic.mac = "02:56:7f:58:00:01";
+  nic.gids[2] = *transport::Gid::Parse("192.0.2.7");
+  nic.gids[3] = *transport::Gid::Parse("2001:db8::7");
+  ASSERT_EQ(WriteSysfsTree(path_, {nic}, {}), "");
+  const std::string head =
+      "verbena0 " + std::to_string(abi::NetdevIndex(0)) + " 02:56:7f:58:00:01 9000 ";
+  EXPECT_EQ(Read("verbena/netdevs"), head + "fe80::ff:fe00:1 64\n" + head + "127.88.0.1 16\n" +
+                                         head + "192.0.2.7 24\n" + head + "2001:db8::7 64\n");
+}
+
+TEST_F(SysfsTree, HasRdmaCmOnlyIfThereIsAConnectionManager) {
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {.rdma_cm = true}), "");
+  EXPECT_EQ(Read("sys/class/misc/rdma_cm/abi_version"), "4\n");
+  EXPECT_EQ(Read("sys/class/misc/rdma_cm/dev"), "10:122\n");
+  EXPECT_EQ(Read("dev/infiniband/rdma_cm"), "");
+  ASSERT_EQ(WriteSysfsTree(path_, {Nic(0)}, {}), "");
+  EXPECT_FALSE(fs::exists(path_ + "/dev/infiniband/rdma_cm"));
+  EXPECT_FALSE(fs::exists(path_ + "/sys/class/misc/rdma_cm"));
+}
+
 TEST_F(SysfsTree, ErrorsNameTheFile) {
-  const std::string error = WriteSysfsTree(folder_ + "/none/x.tree", {Nic(0)}, false);
+  const std::string error = WriteSysfsTree(folder_ + "/none/x.tree", {Nic(0)}, {});
   EXPECT_NE(error.find("/none/x.tree"), std::string::npos) << error;
 }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The connection manager as the control server sees it: CmAgent with a clock,
+// and whatever carries its MADs.
+//
+// Thread: any, with mutex() held, except for the two descriptors. Nothing else is locked meanwhile
+// by whoever holds it.
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <span>
+
+#include "nic_sim/cm/cm_agent.h"
+
+namespace verbena::nic {
+
+class CmService {
+ public:
+  virtual ~CmService() = default;
+
+  // See CmAgent.
+  virtual CmFileId OpenFile(const CmClient& client) = 0;
+  virtual void CloseFile(CmFileId file) = 0;
+  virtual CmReply Write(CmFileId file, std::span<const std::byte> bytes) = 0;
+  virtual bool PollNotification(CmNotification* notification) = 0;
+
+  // Non-blocking eventfd, readable when others than these calls (packets,
+  // timers) have caused notifications. Constant, owned by the service.
+  virtual int notification_fd() const = 0;
+
+  // Non-blocking timerfd, readable when HandleTimer() is due; -1: none.
+  // Constant, owned by the service.
+  virtual int timer_fd() const { return -1; }
+  virtual void HandleTimer() {}
+
+  std::mutex& mutex() const { return mutex_; }
+
+ private:
+  mutable std::mutex mutex_;
+};
+
+}  // namespace verbena::nic

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Interposed functions of sockets, for NETLINK_RDMA only.
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "provider/preload/interpose.h"
+#include "provider/preload/netlink_rdma.h"
+
+namespace {
+
+using verbena::provider::BindNetlinkRdma;
+using verbena::provider::IsNetlinkRdma;
+using verbena::provider::NameOfNetlinkRdma;
+using verbena::provider::OpenNetlinkRdma;
+using verbena::provider::ReceiveNetlinkRdma;
+using verbena::provider::SendNetlinkRdma;
+using verbena::provider::SetNetlinkRdmaOption;
+
+constexpr int kNetlinkRdma = 20;
+
+// libibverbs and librdmacm ask through libnl whether there is this netlink, and
+// prefer it to /sys. They are to take /sys, where more of the devices is shown.
+bool IsLibnl(void* caller) {
+  Dl_info info = {};
+  return dladdr(caller, &info) != 0 && info.dli_fname != nullptr &&
+         strstr(info.dli_fname, "libnl-3") != nullptr;
+}
+
+}  // namespace
+
+VERBENA_INTERPOSE int socket(int domain, int type, int protocol) noexcept {
+  if (domain != AF_NETLINK || protocol != kNetlinkRdma) {
+    return VERBENA_NEXT(socket)(domain, type, protocol);
+  }
+  if (IsLibnl(__builtin_return_address(0))) {
+    errno = EPROTONOSUPPORT;
+    return -1;
+  }
+  return OpenNetlinkRdma(type);
+}
+
+VERBENA_INTERPOSE int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
+  if (IsNetlinkRdma(fd)) return BindNetlinkRdma(address, size);
+  return VERBENA_NEXT(bind)(fd, address, size);
+}
+
+VERBENA_INTERPOSE int getsockname(int fd, sockaddr* address, socklen_t* size) noexcept {
+  if (IsNetlinkRdma(fd)) return NameOfNetlinkRdma(address, size);
+  return VERBENA_NEXT(getsockname)(fd, address, size);
+}
+
+VERBENA_INTERPOSE int setsockopt(int fd, int level, int option, const void* value,
+                                 socklen_t size) noexcept {
+  if (IsNetlinkRdma(fd)) return SetNetlinkRdmaOption(fd, level, option, value, size);
+  return VERBENA_NEXT(setsockopt)(fd, level, option, value, size);
+}
+
+VERBENA_INTERPOSE ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  if (message != nullptr && IsNetlinkRdma(fd)) return SendNetlinkRdma(fd, message, flags);
+  return VERBENA_NEXT(sendmsg)(fd, message, flags);
+}
+
+VERBENA_INTERPOSE ssize_t sendto(int fd, const void* data, size_t bytes, int flags,
+                                 const sockaddr* address, socklen_t size) {
+  if (!IsNetlinkRdma(fd)) return VERBENA_NEXT(sendto)(fd, data, bytes, flags, address, size);
+  iovec part = {const_cast<void*>(data), bytes};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  return SendNetlinkRdma(fd, &message, flags);
+}
+
+VERBENA_INTERPOSE ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  if (message != nullptr && IsNetlinkRdma(fd)) return ReceiveNetlinkRdma(fd, message, flags);
+  return VERBENA_NEXT(recvmsg)(fd, message, flags);
+}
+
+VERBENA_INTERPOSE ssize_t recvfrom(int fd, void* data, size_t bytes, int flags, sockaddr* address,
+                                   socklen_t* size) {
+  if (!IsNetlinkRdma(fd)) return VERBENA_NEXT(recvfrom)(fd, data, bytes, flags, address, size);
+  iovec part = {data, bytes};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_name = address;
+  message.msg_namelen = size == nullptr ? 0 : *size;
+  const ssize_t got = ReceiveNetlinkRdma(fd, &message, flags);
+  if (got >= 0 && size != nullptr) *size = message.msg_namelen;
+  return got;
+}

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that ask the kernel, not verbs: ibstat, iproute2's rdma, files of /sys, interfaces."""
+
+import json
+import os
+import re
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+import verbena_testing
+from verbena_testing import AppTestCase, Daemon, free_port, run
+
+# Not in everybody's PATH.
+IBSTAT = "/usr/sbin/ibstat"
+PORT_FOLDER = "/sys/class/infiniband/verbena0/ports/1"
+
+
+class KernelTools(AppTestCase):
+
+    def ok(self, *argv, **options):
+        status, output = self.daemon.run(*argv, **options)
+        self.assertEqual(status, 0, f"{argv}\n{output}\n")
+        return output
+
+    def rdma(self, *argv):
+        return json.loads(self.ok("rdma", "-j", *argv))
+
+    def under_load(self):
+        """A server that waits with its objects, until it is closed."""
+        port = free_port()
+        program = self.daemon.program("ibv_rc_pingpong", "-d", "verbena0", "-g", 1, "-p", port)
+        end = 200
+        while not verbena_testing.listening(port) and program.running() and end:
+            end -= 1
+            time.sleep(0.05)
+        self.assertTrue(program.running(), program.describe())
+        return program
+
+    def test_ibstat_shows_both_devices(self):
+        output = self.ok(IBSTAT)
+        self.assertEqual(re.findall(r"^CA '(.*)'$", output, re.M), ["verbena0", "verbena1"])
+        self.assertEqual(output.count("State: Active"), 2, output)
+        self.assertEqual(output.count("Physical state: LinkUp"), 2, output)
+        self.assertEqual(output.count("Link layer: Ethernet"), 2, output)
+        self.assertIn("Rate: 100", output)
+        self.assertIn("CA type: VERBENA", output)
+        self.assertEqual(self.ok(IBSTAT, "-l").split(), ["verbena0", "verbena1"])
+        one = self.ok(IBSTAT, "verbena1", "1")
+        self.assertIn("State: Active", one)
+        guid = re.search(r"Node GUID: 0x([0-9a-f]{16})", self.ok(IBSTAT, "verbena0")).group(1)
+        with_verbs = re.search(r"verbena0\s+([0-9a-f]{16})", self.ok("ibv_devices")).group(1)
+        self.assertEqual(guid, with_verbs)
+
+    def test_rdma_dev_shows_the_devices(self):
+        devices = self.rdma("dev", "show")
+        self.assertEqual([device["ifname"] for device in devices], ["verbena0", "verbena1"])
+        self.assertEqual(devices[0]["node_type"], "ca")
+        guid = re.search(r"verbena0\s+([0-9a-f]{16})", self.ok("ibv_devices")).group(1)
+        self.assertEqual(devices[0]["node_guid"].replace(":", ""), guid)
+        self.assertEqual(self.rdma("dev", "show", "verbena1")[0]["ifname"], "verbena1")
+        status, output = self.daemon.run("rdma", "dev", "show", "verbena7")
+        self.assertNotEqual(status, 0, output)
+
+    def test_rdma_link_shows_state_and_interface(self):
+        links = self.rdma("link", "show")
+        self.assertEqual([(link["ifname"], link["port"], link["state"], link["physical_state"],
+                           link["netdev"]) for link in links],
+                         [("verbena0", 1, "ACTIVE", "LINK_UP", "verbena0"),
+                          ("verbena1", 1, "ACTIVE", "LINK_UP", "verbena1")])
+        self.assertIn("state ACTIVE", self.ok("rdma", "link", "show", "verbena1/1"))
+
+    def test_rdma_resource_shows_the_objects_of_programs(self):
+        program = self.under_load()
+        try:
+            summary = self.rdma("resource", "show", "verbena0")[0]
+            self.assertGreaterEqual(summary["qp"], 1)
+            self.assertGreaterEqual(summary["cq"], 1)
+            self.assertGreaterEqual(summary["mr"], 1)
+            self.assertGreaterEqual(summary["pd"], 1)
+            qps = self.rdma("resource", "show", "qp")
+            ours = [qp for qp in qps if qp["comm"] == "ibv_rc_pingpong"]
+            self.assertEqual(len(ours), 1, qps)
+            self.assertEqual((ours[0]["ifname"], ours[0]["type"]), ("verbena0", "RC"))
+            self.assertEqual(ours[0]["pid"], self.json_list("qp")[0]["pid"])
+            self.assertEqual(ours[0]["lqpn"], self.json_list("qp")[0]["qpn"])
+            number = ours[0]["lqpn"]
+            one = self.rdma("resource", "show", "qp", "lqpn", number)
+            self.assertEqual([qp["lqpn"] for qp in one], [number])
+            mrs = [mr for mr in self.rdma("resource", "show", "mr") if mr["comm"] == "ibv_rc_pingpong"]
+            self.assertEqual(mrs[0]["mrlen"], self.json_list("mr")[0]["length"])
+            cqs = [cq for cq in self.rdma("resource", "show", "cq") if cq["comm"] == "ibv_rc_pingpong"]
+            self.assertGreaterEqual(cqs[0]["cqe"], 1)
+            self.assertTrue(self.rdma("resource", "show", "pd"))
+        finally:
+            program.close()
+
+    def json_list(self, what):
+        listed = self.daemon.json("list", what)
+        return listed["items"] if isinstance(listed, dict) else listed
+
+    def traffic(self):
+        port = free_port()
+        self.pair(["ibv_rc_pingpong", "-d", "verbena0", "-g", 1, "-p", port, "-n", 100],
+                  ["ibv_rc_pingpong", "-d", "verbena1", "-g", 1, "-p", port, "-n", 100,
+                   "127.88.0.1"], port)
+
+    def test_rdma_statistic_shows_the_counters(self):
+        self.traffic()
+        shown = self.rdma("statistic", "show", "link", "verbena0/1")[0]
+        counters = self.daemon.json("counters")["devices"]["verbena0"]["hw_counters"]
+        self.assertEqual(shown["rdma_sends"], counters["rdma_sends"])
+        self.assertGreaterEqual(shown["rdma_sends"], 100)
+        self.assertTrue(set(counters) <= set(shown))
+
+    def test_counter_files_are_live(self):
+        def read(name):
+            return int(self.ok("cat", f"{PORT_FOLDER}/{name}"))
+
+        before = read("counters/port_xmit_packets")
+        self.traffic()
+        after = read("counters/port_xmit_packets")
+        self.assertGreaterEqual(after - before, 100)
+        counters = self.daemon.json("counters")["devices"]["verbena0"]
+        self.assertEqual(after, counters["counters"]["port_xmit_packets"])
+        self.assertEqual(read("hw_counters/rdma_sends"), counters["hw_counters"]["rdma_sends"])
+        self.assertEqual(read("counters/port_xmit_data"), counters["counters"]["port_xmit_data"])
+
+    def test_interfaces_are_listed_with_the_kernels(self):
+        output = self.ok(sys.executable, "-c", (
+            "import socket, fcntl, struct\n"
+            "print(sorted(name for _, name in socket.if_nameindex()))\n"
+            "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "for name in (b'verbena0', b'verbena1'):\n"
+            "    r = fcntl.ioctl(s, 0x8915, struct.pack('256s', name))\n"
+            "    print(socket.inet_ntoa(r[20:24]))\n"))
+        names, first, second = output.splitlines()
+        self.assertIn("'lo'", names)
+        self.assertIn("'verbena0', 'verbena1'", names)
+        self.assertEqual((first, second), ("127.88.0.1", "127.88.0.2"))
+
+    def test_gids_belong_to_the_interface(self):
+        output = self.ok("ibv_devinfo", "-v", "-d", "verbena0")
+        self.assertRegex(output, r"GID\[\s*1\]:\s+::ffff:127\.88\.0\.1, RoCE v2")
+        name = self.ok("cat", f"{PORT_FOLDER}/gid_attrs/ndevs/1").strip()
+        self.assertEqual(name, "verbena0")
+
+
+class WithoutDaemon(unittest.TestCase):
+
+    def test_the_tools_find_nothing(self):
+        with Daemon(1) as daemon:
+            environment = daemon.shell_environment()
+        status, output = run(["rdma", "dev"], environment=environment)
+        self.assertNotIn("verbena", output)
+        status, output = run([IBSTAT, "-l"], environment=environment)
+        self.assertNotIn("verbena", output)
+        # A clean error, soon.
+        status, output = run(["rping", "-c", "-a", "127.88.0.1", "-C", "1"], limit=20,
+                             environment=environment)
+        self.assertNotIn(status, (0, None), output)
+
+
+if __name__ == "__main__":
+    verbena_testing.main()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stock programs that connect by librdmacm."""
+
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+import verbena_testing
+from verbena_testing import AppTestCase
+
+# Of the two NICs; programs on one host reach each over the other.
+FIRST, SECOND = "127.88.0.1", "127.88.0.2"
+
+
+class RdmaCm(AppTestCase):
+
+    last_port = 7300
+
+    def new_port(self):
+        # The connection manager's ports are not those of TCP: nobody else has them.
+        RdmaCm.last_port += 1
+        return RdmaCm.last_port
+
+    def listeners(self):
+        listed = self.daemon.json("list", "cm_id")
+        items = listed["items"] if isinstance(listed, dict) else listed
+        return [item for item in items if item["state"] == "listen"]
+
+    def start(self, server, client, limit=40.0):
+        """Starts both; the client when the server listens."""
+        before = len(self.listeners())
+        first = self.daemon.program(*server, limit=limit)
+        end = time.monotonic() + 20
+        while len(self.listeners()) <= before:
+            if not first.running() or time.monotonic() > end:
+                first.kill()
+                first.wait()
+                text = first.describe()
+                first.close()
+                self.fail(f"the server does not listen\n{text}\n{self.daemon.dump()}")
+            time.sleep(0.02)
+        return first, self.daemon.program(*client, limit=limit)
+
+    def programs(self, server, client, limit=40.0):
+        return self.finish(*self.start(server, client, limit))
+
+    def assert_nothing_left(self):
+        end = time.monotonic() + 10
+        while True:
+            listed = self.daemon.json("list", "cm_id")
+            items = listed["items"] if isinstance(listed, dict) else listed
+            if not items:
+                return
+            self.assertLess(time.monotonic(), end, f"ids are left: {items}")
+            time.sleep(0.05)
+
+    def test_rping_on_one_address(self):
+        port = self.new_port()
+        server, client = self.programs(
+            ["rping", "-s", "-a", FIRST, "-p", port, "-v", "-C", 20],
+            ["rping", "-c", "-a", FIRST, "-p", port, "-v", "-C", 20])
+        self.assertEqual(client.count("ping data: rdma-ping-"), 20, client)
+        self.assertIn("rdma-ping-19", client)
+        self.assert_nothing_left()
+
+    def test_rping_from_nic_to_nic_of_any_size(self):
+        for size in (23, 4096, 65535):
+            port = self.new_port()
+            _, client = self.programs(
+                ["rping", "-s", "-a", SECOND, "-p", port, "-C", 5, "-S", size, "-V"],
+                ["rping", "-c", "-a", SECOND, "-I", FIRST, "-p", port, "-C", 5, "-S", size, "-V"])
+            self.assertNotIn("mismatch", client)
+
+    def test_rping_on_the_loopback_address(self):
+        port = self.new_port()
+        self.programs(["rping", "-s", "-p", port, "-C", 3],
+                      ["rping", "-c", "-a", "127.0.0.1", "-p", port, "-C", 3])
+
+    def test_a_persistent_rping_server_serves_one_client_after_the_other(self):
+        port = self.new_port()
+        before = len(self.listeners())
+        server = self.daemon.program("rping", "-s", "-P", "-a", FIRST, "-p", port, limit=60)
+        end = time.monotonic() + 20
+        while len(self.listeners()) <= before and time.monotonic() < end:
+            time.sleep(0.02)
+        for _ in range(4):
+            status, output = self.daemon.run("rping", "-c", "-a", FIRST, "-p", port, "-C", 4,
+                                             limit=30)
+            self.assertEqual(status, 0, output)
+        self.assertTrue(server.running(), server.describe())
+        server.close()
+        self.assert_nothing_left()
+
+    def test_nobody_listens(self):
+        status, output = self.daemon.run("rping", "-c", "-a", FIRST, "-p", self.new_port(), "-C",
+                                         1, limit=30)
+        self.assertNotIn(status, (0, None), output)
+        self.assertIn("RDMA_CM_EVENT_REJECTED", output)
+
+    def test_an_address_of_nobody(self):
+        status, output = self.daemon.run("rping", "-c", "-a", "192.0.2.250", "-p",
+                                         self.new_port(), "-C", 1, limit=30)
+        self.assertNotIn(status, (0, None), output)
+
+    def test_ucmatose_with_many_connections(self):
+        port = self.new_port()
+        self.programs(["ucmatose", "-p", port, "-c", 20, "-C", 10],
+                      ["ucmatose", "-s", FIRST, "-p", port, "-c", 20, "-C", 10])
+        self.assert_nothing_left()
+
+    def test_ucmatose_migrates_its_ids(self):
+        port = self.new_port()
+        self.programs(["ucmatose", "-p", port, "-c", 3, "-C", 5, "-m"],
+                      ["ucmatose", "-s", SECOND, "-p", port, "-c", 3, "-C", 5, "-m"])
+        self.assert_nothing_left()
+
+    def test_rdma_server_and_client(self):
+        port = self.new_port()
+        server, client = self.programs(["rdma_server", "-p", port],
+                                       ["rdma_client", "-s", FIRST, "-p", port])
+        self.assertIn("rdma_server: end 0", server)
+        self.assertIn("rdma_client: end 0", client)
+
+    def test_udaddy(self):
+        server, client = self.programs(["udaddy"], ["udaddy", "-s", FIRST])
+        for output in (server, client):
+            self.assertIn("return status 0", output)
+        self.assert_nothing_left()
+
+    def test_cmtime(self):
+        server, client = self.start(["cmtime"], ["cmtime", "-s", SECOND, "-c", 20])
+        self.assertEqual(client.wait(), 0, client.describe())
+        self.assertRegex(client.output, r"(?m)^connect +:")
+        self.assertTrue(server.running(), server.describe())  # it serves for ever
+        client.close()
+        server.close()
+        self.assert_nothing_left()
+
+    def test_perftest_connects_by_rdmacm(self):
+        port = self.new_port() + 11000
+        self.programs(["ib_send_lat", "-R", "-d", "verbena0", "-F", "-p", port, "-n", 50],
+                      ["ib_send_lat", "-R", "-d", "verbena0", "-F", "-p", port, "-n", 50, FIRST])
+
+    def test_a_killed_client_is_noticed(self):
+        port = self.new_port()
+        server, client = self.start(["rping", "-s", "-a", FIRST, "-p", port, "-v"],
+                                    ["rping", "-c", "-a", FIRST, "-p", port, "-v"])
+        self.assertTrue(client.wait_for("rdma-ping-3"), client.describe())
+        client.kill()
+        client.wait()
+        client.close()
+        self.assertIsNotNone(server.wait(), server.describe())
+        server.close()
+        self.assert_nothing_left()
+
+    def test_connections_are_listed_by_rdma(self):
+        port = self.new_port()
+        before = len(self.listeners())
+        server = self.daemon.program("rping", "-s", "-a", FIRST, "-p", port, limit=30)
+        end = time.monotonic() + 20
+        while len(self.listeners()) <= before and time.monotonic() < end:
+            time.sleep(0.02)
+        status, output = self.daemon.run("rdma", "resource", "show", "cm_id")
+        self.assertEqual(status, 0, output)
+        self.assertRegex(output, rf"state LISTEN.*ps TCP.*comm rping.*src-addr {FIRST}:{port}")
+        server.close()
+
+
+if __name__ == "__main__":
+    verbena_testing.main()
