@@ -29,7 +29,7 @@ DeviceOptions MakeDeviceOptions(const DaemonOptions& options, const InstancePath
   device.strict = options.strict;
   device.hugepages = options.hugepages;
   device.pci = options.pci;
-  device.addresses = options.addresses;
+  device.nic_options = options.nic_options;
   if (options.mode == "thread-per-cpu") device.mode = DeviceOptions::Mode::kThreadPerCpu;
   if (options.mode == "spinning") device.mode = DeviceOptions::Mode::kSpinning;
   return device;

@@ -74,8 +74,12 @@ struct Request {
 json NicJson(const NicInfo& nic) {
   json gids = json::array();
   for (const transport::Gid& gid : nic.gids) gids.push_back(gid.ToString());
-  return {{"device", nic.device}, {"host", nic.host}, {"mac", nic.mac},
-          {"ipv4", nic.ipv4},     {"gids", gids},     {"state", nic.active ? "ACTIVE" : "DOWN"}};
+  json port = nullptr;
+  if (!nic.port.empty()) port = nic.port;
+  return {{"device", nic.device}, {"host", nic.host},
+          {"mac", nic.mac},       {"ipv4", nic.ipv4},
+          {"gids", gids},         {"state", nic.active ? "ACTIVE" : "DOWN"},
+          {"port", port},         {"active_mtu", nic.active_mtu}};
 }
 
 json Version(Request& request) {

@@ -74,7 +74,9 @@ struct NicInfo {
   std::string ipv4;                  // dotted
   std::vector<transport::Gid> gids;  // gid_tbl_len entries
   bool active = true;
-  uint64_t node_guid = 0;  // host order
+  std::string port;         // "af_packet:veth0"; empty: in the daemon only
+  uint32_t active_mtu = 0;  // bytes
+  uint64_t node_guid = 0;   // host order
 };
 
 // Descriptors of new ring segments, to go with the reply; owned by the caller.

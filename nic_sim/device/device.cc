@@ -8,16 +8,84 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/device/device_context.h"
 #include "nic_sim/device/device_state.h"
 #include "nic_sim/env/dpdk_env.h"
+#include "nic_sim/port/netdev.h"
+#include "nic_sim/port/port_options.h"
 #include "nic_sim/runtime/random.h"
 
 namespace verbena::nic {
 
 namespace {
+
+// How NIC `n` looks on its link.
+struct NicIdentity {
+  transport::MacAddress mac;
+  std::vector<InterfaceAddress> addresses;  // GIDs from index 1 on
+  std::optional<NetdevInfo> netdev;         // that it shares with the kernel
+  bool HasKernelAddress(const transport::Gid& gid) const {
+    return netdev && std::any_of(netdev->addresses.begin(), netdev->addresses.end(),
+                                 [&gid](const InterfaceAddress& a) { return a.gid == gid; });
+  }
+};
+
+// Empty with a sentence.
+std::optional<NicIdentity> MakeIdentity(const NicOptions& options, uint32_t host, uint32_t n,
+                                        std::string* error) {
+  NicIdentity identity{.mac = {}, .addresses = options.addresses, .netdev = {}};
+  const bool shares = options.port && options.port->driver == PortDriver::kAfPacket;
+  if (shares && !(identity.netdev = ReadNetdev(options.port->interface, error))) {
+    return std::nullopt;
+  }
+  if (options.addresses.empty() && shares) {
+    for (const InterfaceAddress& address : identity.netdev->addresses) {
+      if (!address.gid.IsLinkLocal() && !IsLoopback(address.gid)) {
+        identity.addresses.push_back(address);
+      }
+    }
+  }
+  // Locally administered; its last bytes come from the address, so that NICs
+  // of several daemons on one wire differ when their addresses do.
+  uint64_t tail = static_cast<uint32_t>(RandomNumber());
+  if (!identity.addresses.empty() || !options.port) {
+    if (identity.addresses.empty()) {
+      const uint32_t ordinal = ((host & 0xff) << 8) | (n + 1);
+      identity.addresses.push_back(
+          {transport::Gid::FromIpv4((127u << 24) | (88u << 16) | ordinal), 112});
+    }
+    tail = transport::LoadBe32(&identity.addresses[0].gid.bytes()[12]);
+  }
+  identity.mac = transport::MacAddress::FromUint64((uint64_t{0x0256} << 32) | tail);
+  // An address that the kernel has as well goes with its MAC.
+  const auto shared = std::find_if(
+      identity.addresses.begin(), identity.addresses.end(),
+      [&identity](const InterfaceAddress& a) { return identity.HasKernelAddress(a.gid); });
+  if (shared != identity.addresses.end()) identity.mac = identity.netdev->mac;
+  if (options.mac) identity.mac = *options.mac;
+  if (shared != identity.addresses.end() && identity.mac != identity.netdev->mac) {
+    *error = "the kernel has " + shared->gid.ToString() + " on " + options.port->interface +
+             " too: the NIC must have its MAC address " + identity.netdev->mac.ToString() +
+             " or another address";
+    return std::nullopt;
+  }
+  return identity;
+}
+
+IpHost::Config MakeHost(const Nic& nic, const NicIdentity& identity, const NicOptions& options) {
+  IpHost::Config host{.mac = nic.config().mac, .addresses = {}, .gateways = options.gateways};
+  const auto add = [&](const InterfaceAddress& address) {
+    host.addresses.push_back({address, identity.HasKernelAddress(address.gid)});
+  };
+  add({nic.gids()[0], 64});
+  for (const InterfaceAddress& address : identity.addresses) {
+    if (!IsLoopback(address.gid)) add(address);
+  }
+  return host;
+}
 
 // Dotted; empty if the NIC has only IPv6 addresses.
 std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
@@ -62,27 +130,31 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
   if (state.engine == nullptr) return nullptr;
   state.engine->Describe(new (state.status.data()) abi::StatusPage{});
   for (uint32_t n = 0; n < options.nics; ++n) {
-    const uint32_t ordinal = ((options.host & 0xff) << 8) | (n + 1);
+    const NicOptions nic_options =
+        n < options.nic_options.size() ? options.nic_options[n] : NicOptions();
+    const auto identity = MakeIdentity(nic_options, options.host, n, error);
+    if (!identity) return nullptr;
     std::vector<transport::Gid> addresses;
-    if (n < options.addresses.size()) addresses = options.addresses[n];
-    if (addresses.empty()) {
-      addresses.push_back(transport::Gid::FromIpv4((127u << 24) | (88u << 16) | ordinal));
-    }
-    // Locally administered; its last bytes come from the address, so that NICs
-    // of several daemons on one wire differ when their addresses do.
-    const uint64_t tail = transport::LoadBe32(&addresses[0].bytes()[12]);
-    const Nic::Config config{
-        .index = n,
-        .device = "verbena" + std::to_string(n),
-        .host = options.host,
-        .mac = transport::MacAddress::FromUint64((uint64_t{0x0256} << 32) | tail),
-        .addresses = std::move(addresses),
-        .seed = RandomNumber()};
+    for (const InterfaceAddress& address : identity->addresses) addresses.push_back(address.gid);
+    const Nic::Config config{.index = n,
+                             .device = "verbena" + std::to_string(n),
+                             .host = options.host,
+                             .mac = identity->mac,
+                             .addresses = std::move(addresses),
+                             .seed = RandomNumber()};
     state.nics.push_back(std::make_unique<Nic>(config, state.engine->fabric()));
-    state.engine->AddNic(state.nics.back().get());
+    Nic& nic = *state.nics.back();
+    state.engine->AddNic(&nic);
+    if (nic_options.port &&
+        !state.engine->AttachPort(nic, *nic_options.port, MakeHost(nic, *identity, nic_options),
+                                  error)) {
+      return nullptr;
+    }
+    state.ports.push_back(nic_options.port ? ToString(*nic_options.port) : "");
   }
   state.tenants.push_back(std::make_shared<Tenant>(UserOf(geteuid()), kOwnerLimits, *state.engine,
                                                    &state.engine->main_shard()));
+  state.engine->main_shard().WatchWires();
   return device;
 }
 
@@ -110,12 +182,15 @@ const abi::DeviceAttributes& Device::attributes(size_t nic) const {
 
 NicInfo Device::nic_info(size_t index) const {
   const Nic& nic = *state_->nics[index];
+  state_->engine->fabric().RefreshLinks();
   return {.device = nic.config().device,
           .host = nic.config().host,
           .mac = nic.config().mac.ToString(),
           .ipv4 = FirstIpv4(nic.gids()),
           .gids = nic.gids(),
           .active = state_->engine->fabric().link_up(nic.port()),
+          .port = state_->ports[index],
+          .active_mtu = PmtuBytes(state_->engine->fabric().active_mtu(nic.port())),
           .node_guid = nic.node_guid()};
 }
 

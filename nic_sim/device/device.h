@@ -26,6 +26,7 @@
 #include "nic_sim/abi/commands.h"
 #include "nic_sim/device/context.h"
 #include "nic_sim/fabric/fabric.h"
+#include "nic_sim/port/port_options.h"
 #include "transport/base/time.h"
 
 namespace verbena::nic {
@@ -41,9 +42,10 @@ struct DeviceOptions {
   bool pci = false;
   // 0: choose by the CPUs that this process may use.
   uint32_t engine_threads = 0;
-  // Addresses of NIC n, its GIDs from index 1 on (index 0 is link-local), at
-  // most 15. None: 127.88.HOST.(n+1).
-  std::vector<std::vector<transport::Gid>> addresses;
+  // Of NIC n. Its addresses are its GIDs from index 1 on (index 0 is
+  // link-local), at most 15. None: those of the netdev that it is joined to, or
+  // 127.88.HOST.(n+1).
+  std::vector<NicOptions> nic_options;
   // kManual: no threads and no clock; passes are made by RunPass (tests).
   enum class Mode { kAuto, kThreadPerCpu, kSpinning, kManual } mode = Mode::kAuto;
 };

@@ -282,6 +282,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
 }
 
 int DeviceContext::ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) {
+  shard_.fabric().RefreshLinks();
   Qp* qp = FindQp(request.handle);
   if (qp == nullptr) return EINVAL;
   static std::atomic<uint32_t> reset_generation{0x80000000};  // apart from those of CreateQp
@@ -361,7 +362,10 @@ int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {
   const abi::ReplyHeader header = reply->header;
   *reply = MakePortAttributes();
   reply->header = header;
-  if (!shard_.fabric().link_up(nic_.port())) {
+  Fabric& fabric = shard_.fabric();
+  fabric.RefreshLinks();
+  reply->active_mtu = static_cast<uint8_t>(fabric.active_mtu(nic_.port()));
+  if (!fabric.link_up(nic_.port())) {
     reply->state = 1;       // DOWN
     reply->phys_state = 3;  // Disabled
   }

@@ -49,6 +49,7 @@ struct Device::State {
   int status_readonly = -1;
   std::unique_ptr<Engine> engine;
   std::vector<std::unique_ptr<Nic>> nics;
+  std::vector<std::string> ports;  // of the NICs, as NicInfo::port
   std::atomic<uint32_t> context_count{0};
   mutable std::mutex mutex;                      // what follows
   std::vector<std::shared_ptr<Tenant>> tenants;  // the owner first

@@ -8,6 +8,7 @@
 
 #include "nic_sim/device/device.h"
 #include "nic_sim/device/device_state.h"
+#include "nic_sim/port/wire.h"
 #include "nic_sim/stats/counters.h"
 
 namespace verbena::nic {
@@ -152,9 +153,17 @@ json Device::Counters(std::string_view device) const {
 #define X(name, meaning) hardware[#name] = sums[nic->config().index].name;
     VERBENA_TRANSPORT_COUNTERS(X)
 #undef X
-    devices[nic->config().device] = {{"counters", std::move(counters)},
-                                     {"hw_counters", std::move(hardware)},
-                                     {"drops", std::move(drops)}};
+    json& device_counters = devices[nic->config().device];
+    device_counters = {{"counters", std::move(counters)},
+                       {"hw_counters", std::move(hardware)},
+                       {"drops", std::move(drops)}};
+    if (const auto wire = state_->engine->fabric().wire_status(nic->port())) {
+      json& outside = device_counters["wire"];
+#define X(name, meaning) outside[#name] = wire->counters.name;
+      VERBENA_WIRE_COUNTERS(X)
+#undef X
+      outside["neighbours"] = wire->neighbours;
+    }
   }
   if (!device.empty() && devices.empty()) return nullptr;
   json all = {{"devices", std::move(devices)}};

@@ -7,6 +7,8 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/env/dpdk_env.h"
+#include "nic_sim/port/dpdk_port.h"
+#include "nic_sim/port/wire.h"
 
 namespace verbena::nic {
 namespace {
@@ -14,6 +16,8 @@ namespace {
 // Enough CPUs that one can be the engine's alone.
 constexpr size_t kCpusForSpinning = 4;
 constexpr uint32_t kPackets = 8192;
+// Frames from outside: in the ports' hands, and until they are placed.
+constexpr uint32_t kPortPackets = 4096;
 constexpr uint32_t kPacketsOfOthers = 4096;  // of each shard but the first
 constexpr uint32_t kMemoryMib = 256;
 constexpr uint32_t kSystemMemoryMib = 1024;  // touched only as it is used
@@ -104,6 +108,19 @@ void Engine::AddNic(Nic* nic) {
   const std::lock_guard guard(main_shard().lock());
   main_shard().AddNic(nic);
   fabric_->SetSteering(this);
+}
+
+bool Engine::AttachPort(const Nic& nic, const PortSpec& port, const IpHost::Config& host,
+                        std::string* error) {
+  if (port_pool_ == nullptr) {
+    port_pool_ = CreatePacketPool("verbena-ports", kPortPackets, error, kPortFrameBytes);
+    if (port_pool_ == nullptr) return false;
+  }
+  std::unique_ptr<FramePort> frames = OpenDpdkPort(port, port_count_, port_pool_, error);
+  if (frames == nullptr) return false;
+  ++port_count_;
+  fabric_->AttachWire(nic.port(), std::make_unique<Wire>(host, std::move(frames), pools_[0]));
+  return true;
 }
 
 Shard* Engine::AddShard(std::string* error) {

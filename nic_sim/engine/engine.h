@@ -17,6 +17,8 @@
 #include "nic_sim/device/device.h"
 #include "nic_sim/engine/shard.h"
 #include "nic_sim/fabric/fabric.h"
+#include "nic_sim/port/ip_host.h"
+#include "nic_sim/port/port_options.h"
 
 struct rte_mempool;
 
@@ -37,6 +39,9 @@ class Engine final : public PacketSteering {
   Fabric& fabric() { return *fabric_; }
   // Before the first packet.
   void AddNic(Nic* nic);
+  // Joins the NIC to a netdev; before Shard::WatchWires. False with a sentence.
+  bool AttachPort(const Nic& nic, const PortSpec& port, const IpHost::Config& host,
+                  std::string* error);
 
   Shard& main_shard() { return *shards_[0]; }
   // nullptr with a sentence: there are too many, or no memory or thread for it.
@@ -65,8 +70,10 @@ class Engine final : public PacketSteering {
   abi::EngineMode mode_ = abi::kEngineThreadPerCpu;
   std::vector<int> cpus_;  // of a shard's threads; -1: any
   std::unique_ptr<Fabric> fabric_;
-  std::vector<Nic*> nics_;  // by PortId; constant after the start
-  std::mutex mutex_;        // what follows
+  std::vector<Nic*> nics_;            // by PortId; constant after the start
+  rte_mempool* port_pool_ = nullptr;  // frames from outside; made with the first port
+  uint32_t port_count_ = 0;
+  std::mutex mutex_;  // what follows
   std::array<rte_mempool*, kMaxShards> pools_{};
   std::array<std::unique_ptr<Shard>, kMaxShards> shards_;
 };

@@ -77,7 +77,10 @@ bool Shard::RunPass() {
   wqes_this_pass_ = 0;
   CheckStarvation();
   if (resources_.fabric->next_deadline() <= now_) resources_.fabric->HandleTimeout(now_);
-  bool worked = RunReceive();
+  // The netdevs are served by one shard; steering gives each its packets.
+  const bool from_outside = config_.id == 0 && resources_.fabric->PollWires(now_);
+  if (!waiting_for_netdev_.empty()) ReleaseWaiting();
+  bool worked = RunReceive() || from_outside;
   RunPlacements();
   worked |= RunDoorbells();
   worked |= RunQps();
@@ -86,7 +89,7 @@ bool Shard::RunPass() {
   last_pass_ = now_;
   worked_this_pass_ = worked;
   if (wqes_this_pass_ != 0) progress_.store(true, std::memory_order_relaxed);
-  return ready_head_ != nullptr || HasReceived();
+  return ready_head_ != nullptr || HasReceived() || from_outside;
 }
 
 bool Shard::RunPassAt(Time now) {
@@ -189,7 +192,22 @@ bool Shard::RunQps() {
   return worked;
 }
 
+// QPs whose netdev has room again.
+void Shard::ReleaseWaiting() {
+  std::erase_if(waiting_for_netdev_, [this](Qp* qp) {
+    if (resources_.fabric->congested(qp->nic().port())) return false;
+    qp->waits_for_netdev = false;
+    MarkReady(*qp);
+    return true;
+  });
+}
+
 void Shard::Transmit(Qp& qp) {
+  if (resources_.fabric->congested(qp.nic().port())) [[unlikely]] {
+    if (!qp.waits_for_netdev) waiting_for_netdev_.push_back(&qp);
+    qp.waits_for_netdev = true;
+    return;
+  }
   TxPacket tx;
   bool response = false;
   for (uint32_t sent = 0; sent < kBurst; ++sent) {
@@ -327,6 +345,8 @@ Time Shard::NextDeadline() const {
   Time next = std::min(timers_.next(), resources_.fabric->next_deadline());
   // A full event channel is tried again without being told.
   if (notification_pending_) next = std::min(next, now_ + Duration::Milliseconds(1));
+  // Another shard may have made room in the netdev.
+  if (!waiting_for_netdev_.empty()) next = std::min(next, now_ + Duration::Microseconds(200));
   return next;
 }
 
@@ -383,11 +403,13 @@ void Shard::Reserve() {
     cqs += share->cq_count;
   }
   timers_.Reserve(qps);
+  waiting_for_netdev_.reserve(qps);
   dirty_cqs_.reserve(cqs);
 }
 
 void Shard::ForgetQp(Qp& qp) {
   timers_.Remove(qp);
+  if (qp.waits_for_netdev) std::erase(waiting_for_netdev_, &qp);
   if (!qp.in_ready_list) return;
   qp.in_ready_list = false;
   Qp* before = nullptr;

@@ -83,6 +83,9 @@ class Shard final : public InboxOwner {
   const SharedMemory& wake_page() const { return wake_memory_; }
   // Lets a sleeping thread look for work that somebody else made. Any thread.
   void Kick();
+  // Once, if it is the one that serves the netdevs: starts the thread that looks
+  // for frames from outside while the others sleep.
+  void WatchWires();
   void OnForeignPackets() override { Kick(); }
   Fabric& fabric() { return *resources_.fabric; }
 
@@ -128,6 +131,7 @@ class Shard final : public InboxOwner {
   // --- shard_threads.cc
   bool Prepared(uint32_t index, std::string* error);
   void ThreadMain(uint32_t index);
+  void WatchMain(const std::vector<int>& descriptors);
   void RunUntilIdle();
   bool HasReceived() const;
   bool HasWork();
@@ -146,6 +150,7 @@ class Shard final : public InboxOwner {
   void RunPlacements();
   bool RunQps();
   void Transmit(Qp& qp);
+  void ReleaseWaiting();
   bool BuildPacket(Qp& qp, const transport::TxPacket& tx, bool response, rte_mbuf* packet);
   void FlushOutgoing();
   void RunTimers();
@@ -158,6 +163,8 @@ class Shard final : public InboxOwner {
   SharedMemory wake_memory_;
   abi::WakePage* wake_ = nullptr;
   std::vector<std::thread> threads_;
+  std::thread watcher_;
+  int watcher_stop_ = -1;  // eventfd
   std::atomic<bool> stop_{false};
   std::atomic<bool> engine_holds_lock_{false};
   std::atomic<uint32_t> vain_wakes_{0};  // in a row, of all threads
@@ -177,6 +184,7 @@ class Shard final : public InboxOwner {
   Qp* ready_head_ = nullptr;
   Qp* ready_tail_ = nullptr;
   TimerHeap timers_;
+  std::vector<Qp*> waiting_for_netdev_;
   std::vector<CompletionQueue*> dirty_cqs_;
   std::vector<rte_mbuf*> received_;  // of this pass, until their bytes are placed
   Outgoing outgoing_[kTxBurst];

@@ -3,11 +3,14 @@
 // The threads of a shard: start, run, sleep and wake. The protocol that loses no
 // wake-up is described at abi::WakePage.
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rte_mbuf.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -115,6 +118,11 @@ std::unique_ptr<Shard> Shard::Start(Config config, Prepare prepare, std::string*
 Shard::~Shard() {
   stop_.store(true);
   for (uint32_t i = 0; i < threads_.size(); ++i) Wake(i);
+  if (watcher_.joinable()) {
+    eventfd_write(watcher_stop_, 1);
+    watcher_.join();
+    close(watcher_stop_);
+  }
   for (std::thread& thread : threads_) thread.join();
   if (resources_.fabric != nullptr) resources_.fabric->CloseInbox(config_.id);
   if (spare_ != nullptr) rte_pktmbuf_free(spare_);
@@ -162,6 +170,41 @@ void Shard::ThreadMain(uint32_t index) {
   }
   // The thread that initialised EAL keeps its number.
   if (config_.id != 0 || index != 0) UnregisterDpdkThread();
+}
+
+void Shard::WatchWires() {
+  const std::vector<int> descriptors = resources_.fabric->wake_fds();
+  if (descriptors.empty()) return;
+  watcher_stop_ = eventfd(0, EFD_CLOEXEC);
+  watcher_ = std::thread([this, descriptors] { WatchMain(descriptors); });
+}
+
+// One more engine thread; it sleeps at the netdevs instead of at a wake word.
+void Shard::WatchMain(const std::vector<int>& descriptors) {
+  pthread_setname_np(pthread_self(), "verbena-wire");
+  if (!RegisterDpdkThread()) return;
+  PreferThisThread(config_.before_apps);
+  std::vector<pollfd> files;
+  for (const int fd : descriptors) files.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  files.push_back({.fd = watcher_stop_, .events = POLLIN, .revents = 0});
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (poll(files.data(), files.size(), -1) < 0) continue;
+    bool broken = false;
+    for (const pollfd& file : files) {
+      if ((file.revents & (POLLERR | POLLHUP | POLLNVAL)) == 0) continue;
+      // The netdev went down or away; the error is told once it is read.
+      broken = true;
+      int error = 0;
+      socklen_t length = sizeof error;
+      getsockopt(file.fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+    RunUntilIdle();
+    // Another thread runs passes and finds the frames, or there are none.
+    const bool wait = broken || engine_holds_lock_.load(std::memory_order_relaxed);
+    const timespec pause{.tv_sec = 0, .tv_nsec = broken ? 50'000'000 : 20'000};
+    if (wait) nanosleep(&pause, nullptr);
+  }
+  UnregisterDpdkThread();
 }
 
 void Shard::RunUntilIdle() {

@@ -151,14 +151,14 @@ void CleanUpDpdk() {
   initialised = false;
 }
 
-rte_mempool* CreatePacketPool(const char* name, uint32_t packets, std::string* error) {
-  constexpr uint32_t kDataRoom = RTE_PKTMBUF_HEADROOM + kMaxFrameBytes;
-  static_assert(kDataRoom <= UINT16_MAX);
+rte_mempool* CreatePacketPool(const char* name, uint32_t packets, std::string* error,
+                              uint32_t frame_bytes) {
+  const auto room = static_cast<uint16_t>(RTE_PKTMBUF_HEADROOM + frame_bytes);
   unsigned cache = kPoolCachePackets;
   // A small pool (tests) has no cache: it would keep packets from other threads.
   if (packets < 16 * kPoolCachePackets) cache = 0;
   rte_mempool* pool =
-      rte_pktmbuf_pool_create(name, packets, cache, kPacketPrivateBytes, kDataRoom, SOCKET_ID_ANY);
+      rte_pktmbuf_pool_create(name, packets, cache, kPacketPrivateBytes, room, SOCKET_ID_ANY);
   if (pool == nullptr) {
     *error = "no packet pool of " + std::to_string(packets) +
              " packets: " + rte_strerror(rte_errno) + " (more memory for DPDK may help)";

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "nic_sim/fabric/packet.h"
+
 namespace verbena::nic {
 
 struct DpdkOptions {
@@ -30,8 +32,10 @@ void UnregisterDpdkThread();
 // started again in the same process.
 void CleanUpDpdk();
 
-// Pool of packets with PacketMeta and room for the largest frame; 4.6 KiB of
-// memory each (8192 fit into 48 MiB of 4 KiB pages). nullptr with a sentence.
-rte_mempool* CreatePacketPool(const char* name, uint32_t packets, std::string* error);
+// Pool of packets with PacketMeta and room for the largest frame, or frames of
+// `frame_bytes`; 4.6 KiB of memory each (8192 fit into 48 MiB of 4 KiB pages).
+// nullptr with a sentence.
+rte_mempool* CreatePacketPool(const char* name, uint32_t packets, std::string* error,
+                              uint32_t frame_bytes = kMaxFrameBytes);
 
 }  // namespace verbena::nic

@@ -18,6 +18,7 @@
 #include "nic_sim/fabric/fault_rule.h"
 #include "nic_sim/fabric/fault_stage.h"
 #include "nic_sim/fabric/packet_queue.h"
+#include "nic_sim/port/wire.h"
 #include "transport/base/byteorder.h"
 #include "transport/wire/ip_udp.h"
 
@@ -40,6 +41,7 @@ struct Port {
   PortConfig config;
   PortCounters counters;
   std::array<PortQueue, kMaxShards> received;  // by shard
+  std::unique_ptr<Wire> wire;                  // null: not joined to a netdev
 };
 
 struct Inbox {
@@ -69,6 +71,7 @@ struct Fabric::State {
   explicit State(bool strict_icrc) : strict(strict_icrc) { inboxes[0].open = true; }
 
   Destination FindDestination(rte_mbuf* packet);
+  bool FindWayOut(PortId port, rte_mbuf* packet, uint32_t l3, Time now);
   PortId FindPort(const Gid& gid) const {
     const auto found = ports_by_gid.find(gid);
     return found == ports_by_gid.end() ? kNoPort : found->second;
@@ -82,6 +85,11 @@ struct Fabric::State {
   void Deliver(PortId port, rte_mbuf* packet, uint32_t l3);
   ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
   void Announce();
+  void SendOut(PortId port, rte_mbuf* packet);
+
+  void TakeIn(PortId port, rte_mbuf* packet, Time now);
+  void ServeWaiting(PortId port, Time now);
+  void FlushWires(Time now);
 
   void ReleaseHeld(Time now);
   void Discard(PortId port, Direction direction, DropReason reason);
@@ -99,6 +107,8 @@ struct Fabric::State {
   bool news = false;  // in one of them
   Time latest;
   std::vector<std::unique_ptr<Port>> ports;
+  std::vector<PortId> wired;  // ports with a wire; constant after the first packet
+  std::atomic<bool> has_wires{false};
   std::unordered_map<Gid, PortId> ports_by_gid;
   // Last answers, since neighbours in a burst mostly have one destination.
   // As on the wire; 0 never is a destination.
@@ -215,7 +225,11 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
   } else if (!meta.icrc_present) {
     meta.trusted = true;
   }
-  const Destination destination = FindDestination(packet);
+  Destination destination = FindDestination(packet);
+  if (destination.port == kNoPort && ports[port]->wire != nullptr && destination.l3 != 0) {
+    if (!FindWayOut(port, packet, destination.l3, now)) return;
+    destination.port = kOutside;
+  }
   if (destination.port == kNoPort) [[unlikely]] {
     Discard(port, Direction::kTx,
             destination.l3 == 0 ? DropReason::malformed : DropReason::no_route);
@@ -224,7 +238,11 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
   }
   if (plain) [[likely]] {
     CountSent(port, packet, destination.l3);
-    Deliver(destination.port, packet, destination.l3);
+    if (destination.port == kOutside) {
+      SendOut(port, packet);
+    } else {
+      Deliver(destination.port, packet, destination.l3);
+    }
     return;
   }
   PacketTransit& transit = TransitOf(packet);
@@ -261,6 +279,91 @@ void Fabric::State::Continue(rte_mbuf* packet, Time now) {
     return;
   }
   CountSent(transit.source, packet, l3);
+  if (transit.destination == kOutside) {
+    SendOut(transit.source, packet);
+    return;
+  }
+  transit.direction = Direction::kRx;
+  RunFaults(packet, now);
+}
+
+// Writes the MAC of the next hop. False: the packet waits for it or is gone.
+bool Fabric::State::FindWayOut(PortId port, rte_mbuf* packet, uint32_t l3, Time now) {
+  const std::byte* const ip = FrameOf(packet) + l3;
+  const bool ipv4 = LoadBe16(ip - 2) == kEtherTypeIpv4;
+  const Gid source = ipv4 ? Gid::FromIpv4(LoadBe32(ip + 12)) : Gid::Load(ip + 8);
+  const Gid destination = ipv4 ? Gid::FromIpv4(LoadBe32(ip + 16)) : Gid::Load(ip + 24);
+  switch (ports[port]->wire->FindWay(packet, source, destination, now)) {
+    case Wire::Way::kReady:
+      return true;
+    case Wire::Way::kWaits:
+      return false;
+    case Wire::Way::kFull:
+      Discard(port, Direction::kTx, DropReason::unresolved);
+      break;
+    case Wire::Way::kNoRoute:
+      Discard(port, Direction::kTx, DropReason::no_route);
+      break;
+  }
+  rte_pktmbuf_free(packet);
+  return false;
+}
+
+// Behind the sending side.
+void Fabric::State::SendOut(PortId port, rte_mbuf* packet) {
+  Wire& wire = *ports[port]->wire;
+  if (!wire.FitsMtu(packet)) {
+    Discard(port, Direction::kTx, DropReason::over_mtu);
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  EnsureIcrc(packet);
+  wire.Send(packet);
+}
+
+void Fabric::State::FlushWires(Time now) {
+  for (const PortId port : wired) {
+    for (size_t lost = ports[port]->wire->Flush(now); lost != 0; --lost) {
+      Discard(port, Direction::kTx, DropReason::queue_full);
+    }
+  }
+}
+
+// Packets whose next hop is known now, or has not answered.
+void Fabric::State::ServeWaiting(PortId port, Time now) {
+  Wire& wire = *ports[port]->wire;
+  while (rte_mbuf* packet = wire.PopResolved()) Send(port, packet, now);
+  while (rte_mbuf* packet = wire.PopLost()) {
+    Discard(port, Direction::kTx, DropReason::unresolved);
+    rte_pktmbuf_free(packet);
+  }
+}
+
+// A packet for `port` from its netdev.
+void Fabric::State::TakeIn(PortId port, rte_mbuf* packet, Time now) {
+  MetaOf(packet) = {.icrc_present = true, .trusted = false};
+  const std::span<const std::byte> frame = FrameSpan(packet);
+  const uint32_t l3 = L3OffsetOf(frame);
+  if (l3 == 0) {
+    Discard(port, Direction::kRx, DropReason::malformed);
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  const bool ipv4 = LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv4;
+  const Gid source = ipv4 ? Gid::FromIpv4(LoadBe32(&frame[l3 + 12])) : Gid::Load(&frame[l3 + 8]);
+  if (FindPort(source) != kNoPort) {
+    Discard(port, Direction::kRx, DropReason::spoofed);
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  if (plain) {
+    Deliver(port, packet, l3);
+    return;
+  }
+  PacketTransit& transit = TransitOf(packet);
+  transit = PacketTransit();
+  transit.source = kOutside;
+  transit.destination = port;
   transit.direction = Direction::kRx;
   RunFaults(packet, now);
 }
@@ -310,7 +413,94 @@ void Fabric::CountReceiveDrop(PortId port, DropReason reason) {
 
 bool Fabric::link_up(PortId port) const {
   const std::lock_guard guard(state_->mutex);
-  return state_->faults.link_up(port);
+  const Wire* wire = state_->ports[port]->wire.get();
+  return state_->faults.link_up(port) && (wire == nullptr || wire->port().up());
+}
+
+void Fabric::AttachWire(PortId port, std::unique_ptr<Wire> wire) {
+  const std::lock_guard guard(state_->mutex);
+  state_->ports[port]->wire = std::move(wire);
+  state_->wired.push_back(port);
+  state_->has_wires = true;
+}
+
+std::optional<WireStatus> Fabric::wire_status(PortId port) const {
+  const std::lock_guard guard(state_->mutex);
+  const Wire* wire = state_->ports[port]->wire.get();
+  if (wire == nullptr) return std::nullopt;
+  return wire->status();
+}
+
+std::vector<int> Fabric::wake_fds() const {
+  const std::lock_guard guard(state_->mutex);
+  std::vector<int> fds;
+  for (const PortId port : state_->wired)
+    fds.push_back(state_->ports[port]->wire->port().wake_fd());
+  return fds;
+}
+
+bool Fabric::congested(PortId port) const {
+  if (!state_->has_wires) [[likely]]
+    return false;
+  const std::lock_guard guard(state_->mutex);
+  const Wire* wire = state_->ports[port]->wire.get();
+  return wire != nullptr && wire->congested();
+}
+
+Pmtu Fabric::active_mtu(PortId port) const {
+  const std::lock_guard guard(state_->mutex);
+  const Wire* wire = state_->ports[port]->wire.get();
+  if (wire == nullptr) return Pmtu::k4096;
+  // As Linux computes it: IPv6, UDP, BTH, XRCETH and AtomicETH, ICRC.
+  constexpr uint32_t kHeaders = 40 + 8 + 12 + 4 + 28 + 4;
+  Pmtu mtu = Pmtu::k4096;
+  while (mtu != Pmtu::k256 && PmtuBytes(mtu) + kHeaders > wire->port().mtu()) {
+    mtu = Pmtu{static_cast<uint8_t>(static_cast<uint8_t>(mtu) - 1)};
+  }
+  return mtu;
+}
+
+void Fabric::RefreshLinks() {
+  if (!state_->has_wires) return;
+  const std::lock_guard guard(state_->mutex);
+  for (const PortId port : state_->wired) state_->ports[port]->wire->port().Refresh();
+}
+
+bool Fabric::CanReach(PortId port, const Gid& source, const Gid& destination) const {
+  const std::lock_guard guard(state_->mutex);
+  if (state_->FindPort(destination) != kNoPort) return true;
+  const Wire* wire = state_->ports[port]->wire.get();
+  return wire != nullptr && wire->CanReach(source, destination);
+}
+
+void Fabric::Prepare(PortId port, const Gid& destination, Time now) {
+  if (!state_->has_wires) return;
+  const std::lock_guard guard(state_->mutex);
+  Wire* wire = state_->ports[port]->wire.get();
+  if (wire != nullptr && state_->FindPort(destination) == kNoPort) wire->Prepare(destination, now);
+}
+
+bool Fabric::PollWires(Time now) {
+  State& state = *state_;
+  if (!state.has_wires) [[likely]]
+    return false;
+  const std::lock_guard guard(state.mutex);
+  if (!state.plain) {
+    now = state.Monotonic(now);
+    state.ReleaseHeld(now);
+  }
+  bool received = false;
+  rte_mbuf* burst[Wire::kBurst];
+  for (const PortId port : state.wired) {
+    size_t count = 0;
+    const bool more = state.ports[port]->wire->Receive(burst, &count, now);
+    received |= more || count != 0;
+    for (size_t i = 0; i < count; ++i) state.TakeIn(port, burst[i], now);
+    state.ServeWaiting(port, now);
+  }
+  state.FlushWires(now);
+  state.Announce();
+  return received;
 }
 
 void Fabric::SetSteering(const PacketSteering* steering) {
@@ -346,6 +536,7 @@ void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now)
     state.ReleaseHeld(now);  // they were first
   }
   for (rte_mbuf* packet : packets) state.Send(port, packet, now);
+  state.FlushWires(now);
   state.Announce();
 }
 
@@ -369,17 +560,27 @@ bool Fabric::has_received(PortId port, ShardId shard) const {
 }
 
 Time Fabric::next_deadline() const {
-  if (state_->plain) [[likely]]
+  if (state_->plain && !state_->has_wires) [[likely]]
     return Time::Never();
   const std::lock_guard guard(state_->mutex);
-  return state_->faults.next_deadline();
+  Time deadline = state_->faults.next_deadline();
+  for (const PortId port : state_->wired) {
+    deadline = std::min(deadline, state_->ports[port]->wire->next_deadline());
+  }
+  return deadline;
 }
 
 void Fabric::HandleTimeout(Time now) {
-  if (state_->plain) [[likely]]
+  if (state_->plain && !state_->has_wires) [[likely]]
     return;
   const std::lock_guard guard(state_->mutex);
-  state_->ReleaseHeld(state_->Monotonic(now));
+  now = state_->Monotonic(now);
+  if (!state_->plain) state_->ReleaseHeld(now);
+  for (const PortId port : state_->wired) {
+    state_->ports[port]->wire->HandleTimeout(now);
+    state_->ServeWaiting(port, now);
+  }
+  state_->FlushWires(now);
   state_->Announce();
 }
 

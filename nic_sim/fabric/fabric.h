@@ -12,6 +12,11 @@
 // and in port_xmit_discards (sending side) or port_rcv_errors (receiving side);
 // a capture "before" has it, and has no copies made on its side.
 //
+// A port that is joined to a Linux netdev (AttachWire) sends what none of the
+// fabric's ports owns to the outside: the sending side of the above, behind a
+// look-up of the next hop's MAC for which packets may wait, then the netdev. What
+// comes from there passes the receiving side.
+//
 // A port's packets go to the inbox of the shard that owns the destination QP
 // (steering); what has no owner goes to shard 0. Receive queues are linked
 // through the packets: they cannot overflow. What another shard sent is bounded:
@@ -29,6 +34,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +48,8 @@
 namespace verbena::nic {
 
 class CaptureFile;  // capture.h
+class Wire;         // nic_sim/port/wire.h
+struct WireStatus;  // nic_sim/port/wire.h
 
 struct PortConfig {
   std::string device;  // "verbena0"
@@ -87,8 +95,28 @@ class Fabric {
   void CountReceiveDrop(PortId port, DropReason reason);
   bool link_up(PortId port) const;  // false while a `down` rule holds
 
-  // MAC of the port that owns `gid`, for the headers; nullptr: no route.
+  // Joins a port to the outside; before the first packet.
+  void AttachWire(PortId port, std::unique_ptr<Wire> wire);
+  // Empty: the port is not joined to a netdev.
+  std::optional<WireStatus> wire_status(PortId port) const;
+  // Descriptors that tell of frames from outside.
+  std::vector<int> wake_fds() const;
+  // The port's netdev has no room: QPs of the port should wait. Changes in
+  // HandleTimeout.
+  bool congested(PortId port) const;
+  // Largest path MTU that packets of the port may have; follows the netdev's MTU
+  // as of the last RefreshLinks.
+  transport::Pmtu active_mtu(PortId port) const;
+  // Looks at the netdevs' MTU and state; from control calls.
+  void RefreshLinks();
+
+  // Is there a way from `source`, an address of the port, to `destination`?
+  bool CanReach(PortId port, const transport::Gid& source, const transport::Gid& destination) const;
+  // MAC of the port that owns `gid`, for the headers; nullptr: none of them does
+  // (packets to the outside get theirs in Transmit).
   const transport::MacAddress* Resolve(const transport::Gid& gid) const;
+  // A connection to `destination` begins: its next hop outside is looked for.
+  void Prepare(PortId port, const transport::Gid& destination, transport::Time now);
 
   // Without a steering everything is shard 0's. Set before the first packet.
   void SetSteering(const PacketSteering* steering);
@@ -102,12 +130,16 @@ class Fabric {
   // the ICRC (PacketMeta::icrc_present says if they are filled). A packet
   // without one that is not `strict` becomes trusted.
   void Transmit(PortId port, std::span<rte_mbuf* const> packets, transport::Time now);
+  // Takes in frames from outside, at most a burst of each port. True if there
+  // were some.
+  bool PollWires(transport::Time now);
   // Takes up to out.size() received packets; the caller frees them. ICRC: must
   // be checked by the caller unless PacketMeta::trusted.
   size_t Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard = 0);
   bool has_received(PortId port, ShardId shard = 0) const;
 
-  // Packets that rules hold or that a removed rule held, ends of `down` rules.
+  // Packets that rules hold or that a removed rule held, ends of `down` rules,
+  // questions for MAC addresses, netdevs that had no room.
   transport::Time next_deadline() const;
   void HandleTimeout(transport::Time now);
 

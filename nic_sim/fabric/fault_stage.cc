@@ -147,8 +147,12 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
   } else if (f.is_tx()) {
     if (!active.HasPort(f.transit->source)) return false;
     dest_qp = active.HasPort(f.transit->destination);
-  } else if (active.HasPort(f.transit->source) || !active.HasPort(f.transit->destination)) {
-    return false;  // seen where it was sent, or not at all
+  } else {
+    // Seen where it was sent, unless that was outside; or not at all.
+    const PortId source = f.transit->source;
+    if ((source != kOutside && active.HasPort(source)) || !active.HasPort(f.transit->destination)) {
+      return false;
+    }
   }
   if ((rule.qpn || rule.opcodes) && f.bth == 0) return false;
   if (rule.qpn && !(source_qp && *rule.qpn == f.meta->source_qpn) &&

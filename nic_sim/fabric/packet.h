@@ -13,6 +13,8 @@
 namespace verbena::nic {
 
 using PortId = uint16_t;
+// Instead of a port: what is behind the netdev that a port is joined to.
+inline constexpr PortId kOutside = 0xfffe;
 
 struct PacketMeta {
   // Set by the sender; 0 for packets that came in from outside.

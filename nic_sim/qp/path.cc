@@ -43,7 +43,7 @@ int CheckPath(const Nic& nic, Fabric& fabric, const abi::AhAttr& ah) {
   if (const int error = CheckAddress(nic, ah); error != 0) return error;
   const Gid dgid = DestinationOf(ah);
   if (dgid.IsMulticast()) return EINVAL;
-  return fabric.Resolve(dgid) == nullptr ? EHOSTUNREACH : 0;
+  return fabric.CanReach(nic.port(), nic.gids()[ah.sgid_index], dgid) ? 0 : EHOSTUNREACH;
 }
 
 transport::PacketAddress AddressFor(const Nic& nic, Fabric& fabric, const abi::AhAttr& ah) {

@@ -72,6 +72,10 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
   if (has(kQpAttrAccessFlags) && (attr.access_flags & ~kAccess) != 0) return EINVAL;
   if (has(kQpAttrPathMtu) && !IsValid(Pmtu{static_cast<uint8_t>(attr.path_mtu)})) return EINVAL;
   if (has(kQpAttrPathMtu) && attr.path_mtu > 255) return EINVAL;
+  if (has(kQpAttrPathMtu) && Pmtu{static_cast<uint8_t>(attr.path_mtu)} >
+                                 config_.shard->fabric().active_mtu(nic().port())) {
+    return EINVAL;
+  }
   if (has(kQpAttrTimeout) && attr.timeout > 31) return EINVAL;
   if (has(kQpAttrRetryCnt) && attr.retry_cnt > 7) return EINVAL;
   if (has(kQpAttrRnrRetry) && attr.rnr_retry > 7) return EINVAL;
@@ -113,6 +117,7 @@ void Qp::BuildPath() {
       transport::RoceUdpSourcePort(address.flow_label, qpn_, Qpn(attr_.dest_qpn));
   peer_gid_ = address.destination_gid;
   path_ = transport::PacketTemplate(address);
+  config_.shard->fabric().Prepare(nic().port(), peer_gid_, config_.shard->now());
 }
 
 int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) {

@@ -129,6 +129,7 @@ class Qp {
 
   // Bookkeeping of the engine's ready list and timer heap.
   bool in_ready_list = false;
+  bool waits_for_netdev = false;
   Qp* next_ready = nullptr;
   static constexpr uint32_t kNotInHeap = 0xffffffff;
   uint32_t heap_index = kNotInHeap;

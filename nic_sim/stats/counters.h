@@ -24,21 +24,24 @@ namespace verbena::nic {
   X(port_rcv_errors, "packets dropped on reception, see drops")
 
 // Why a received or sent packet was dropped; each is counted.
-#define VERBENA_DROP_REASONS(X)                                 \
-  X(malformed, "the frame is not a well-formed RoCEv2 packet")  \
-  X(bad_icrc, "the invariant CRC does not match")               \
-  X(unknown_qp, "no QP has the destination QPN")                \
-  X(qp_not_ready, "the QP is not in a state that receives")     \
-  X(wrong_transport, "the opcode is not of the QP's transport") \
-  X(wrong_source, "the packet is not from the connected peer")  \
-  X(pkey_mismatch, "P_Key differs")                             \
-  X(qkey_mismatch, "the datagram's Q_Key is not the QP's")      \
-  X(no_receive, "no receive is posted for the datagram")        \
-  X(receive_too_small, "the datagram does not fit the receive") \
-  X(no_route, "no port has the destination address")            \
-  X(port_down, "the port or link is down")                      \
-  X(fault, "dropped by a fault rule")                           \
-  X(queue_full, "a queue of the fabric was full")
+#define VERBENA_DROP_REASONS(X)                                    \
+  X(malformed, "the frame is not a well-formed RoCEv2 packet")     \
+  X(bad_icrc, "the invariant CRC does not match")                  \
+  X(unknown_qp, "no QP has the destination QPN")                   \
+  X(qp_not_ready, "the QP is not in a state that receives")        \
+  X(wrong_transport, "the opcode is not of the QP's transport")    \
+  X(wrong_source, "the packet is not from the connected peer")     \
+  X(pkey_mismatch, "P_Key differs")                                \
+  X(qkey_mismatch, "the datagram's Q_Key is not the QP's")         \
+  X(no_receive, "no receive is posted for the datagram")           \
+  X(receive_too_small, "the datagram does not fit the receive")    \
+  X(no_route, "no port has the destination address")               \
+  X(port_down, "the port or link is down")                         \
+  X(fault, "dropped by a fault rule")                              \
+  X(queue_full, "a queue of the fabric or of the netdev was full") \
+  X(unresolved, "the next hop outside did not tell its address")   \
+  X(over_mtu, "longer than the MTU of the netdev")                 \
+  X(spoofed, "from outside, with a source address of this daemon")
 
 enum class DropReason : uint8_t {
 #define X(name, meaning) name,

@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -25,6 +27,46 @@ namespace {
 constexpr int64_t kMaxHost = 254;
 constexpr size_t kMaxAddresses = kGidTableLen - 1;  // GID 0 is link-local
 constexpr uint32_t kMaxIdleSeconds = 30 * 24 * 3600;
+
+// Single values of a NIC. Each gives what is wrong, or nothing.
+struct NicReader {
+  static std::string Address(std::string_view text, NicOptions* options) {
+    const auto address = ParseInterfaceAddress(text);
+    if (!address) {
+      return fmt::format("'{}' is not an IPv4 or IPv6 address of an interface", text);
+    }
+    if (options->addresses.size() >= kMaxAddresses) {
+      return fmt::format("there are more than {} addresses", kMaxAddresses);
+    }
+    options->addresses.push_back(*address);
+    return {};
+  }
+  static std::string Gateway(std::string_view text, NicOptions* options) {
+    const auto gid = transport::Gid::Parse(text);
+    if (!gid || gid->IsMulticast() || gid->IsZero() || IsLoopback(*gid)) {
+      return fmt::format("'{}' is not an address of a gateway", text);
+    }
+    for (const transport::Gid& other : options->gateways) {
+      if (other.IsV4Mapped() == gid->IsV4Mapped()) {
+        return fmt::format("'{}' is a second gateway of its family", text);
+      }
+    }
+    options->gateways.push_back(*gid);
+    return {};
+  }
+  static std::string Mac(std::string_view text, NicOptions* options) {
+    options->mac = transport::MacAddress::Parse(text);
+    if (options->mac && !options->mac->IsGroup() && *options->mac != transport::MacAddress()) {
+      return {};
+    }
+    return fmt::format("'{}' is not a MAC address of one interface", text);
+  }
+  static std::string Port(std::string_view text, NicOptions* options) {
+    std::string error;
+    options->port = ParsePortSpec(text, &error);
+    return error;
+  }
+};
 
 // Collects the first error of a file.
 class ConfigReader {
@@ -47,7 +89,7 @@ class ConfigReader {
                                        key.str()));
       }
     }
-    options_->addresses.assign(options_->nics, {});
+    options_->nic_options.assign(options_->nics, {});
     for (const auto& [key, value] : file) {
       if (value.is_table()) ReadNic(key, *value.as_table());
     }
@@ -69,12 +111,20 @@ class ConfigReader {
   void ReadNic(const toml::key& name, const toml::table& table) {
     for (uint32_t nic = 0; nic < options_->nics; ++nic) {
       if (name.str() != fmt::format("verbena{}", nic)) continue;
+      NicOptions& options = options_->nic_options[nic];
       for (const auto& [key, value] : table) {
         if (key == "addresses") {
-          ReadAddresses(value, &options_->addresses[nic]);
+          ReadAddresses(value, &options.addresses);
+        } else if (key == "gateways") {
+          ReadList(key, value, 2, &NicReader::Gateway, &options);
+        } else if (key == "mac") {
+          ReadText(key, value, &NicReader::Mac, &options);
+        } else if (key == "port") {
+          ReadText(key, value, &NicReader::Port, &options);
         } else {
-          Fail(key.source(),
-               fmt::format("unknown key '{}' of {}; known is addresses", key.str(), name.str()));
+          Fail(key.source(), fmt::format("unknown key '{}' of {}; known are addresses, gateways, "
+                                         "mac and port",
+                                         key.str(), name.str()));
         }
       }
       return;
@@ -84,7 +134,26 @@ class ConfigReader {
                                     name.str(), options_->nics, options_->nics - 1));
   }
 
-  void ReadAddresses(const toml::node& node, std::vector<transport::Gid>* addresses) {
+  using Setter = std::string (*)(std::string_view, NicOptions*);
+
+  void ReadText(const toml::key& key, const toml::node& node, Setter set, NicOptions* options) {
+    const auto text = node.value_exact<std::string>();
+    const std::string problem =
+        text ? set(*text, options) : fmt::format("{} must be a text", key.str());
+    if (!problem.empty()) Fail(node.source(), problem);
+  }
+
+  void ReadList(const toml::key& key, const toml::node& node, size_t most, Setter set,
+                NicOptions* options) {
+    const toml::array* list = node.as_array();
+    if (list == nullptr || list->size() > most) {
+      Fail(node.source(), fmt::format("{} must be a list of at most {} texts", key.str(), most));
+      return;
+    }
+    for (const toml::node& item : *list) ReadText(key, item, set, options);
+  }
+
+  void ReadAddresses(const toml::node& node, std::vector<InterfaceAddress>* addresses) {
     const toml::array* list = node.as_array();
     if (list == nullptr || list->size() > kMaxAddresses) {
       Fail(node.source(),
@@ -93,17 +162,17 @@ class ConfigReader {
     }
     for (const toml::node& item : *list) {
       const auto text = item.value_exact<std::string>();
-      const auto gid = text ? transport::Gid::Parse(*text) : std::nullopt;
-      if (!gid || gid->IsMulticast() || gid->IsZero() || *gid == transport::Gid::FromIpv4(0)) {
+      const auto address = text ? ParseInterfaceAddress(*text) : std::nullopt;
+      if (!address) {
         Fail(item.source(), fmt::format("{} is not an IPv4 or IPv6 address of an interface",
                                         text ? "'" + *text + "'" : std::string("this")));
         return;
       }
-      if (!seen_.insert(*gid).second) {
+      if (!seen_.insert(address->gid).second) {
         Fail(item.source(), fmt::format("the address {} stands here twice", *text));
         return;
       }
-      addresses->push_back(*gid);
+      addresses->push_back(*address);
     }
   }
 
@@ -135,6 +204,59 @@ int FindGroup(const std::string& text) {
   if (parsed.ec == std::errc() && parsed.ptr == end && number >= 0) return number;
   const group* found = getgrnam(text.c_str());
   return found == nullptr ? -1 : static_cast<int>(found->gr_gid);
+}
+
+// "verbena0=VALUE" of --port and its like.
+std::string ApplyNicArgument(const std::string& option, const std::string& text,
+                             DaemonOptions* options, std::set<size_t>* with_addresses) {
+  const size_t equals = text.find('=');
+  size_t nic = 0;
+  while (nic < options->nics && text.substr(0, equals) != fmt::format("verbena{}", nic)) ++nic;
+  if (equals == std::string::npos || nic == options->nics) {
+    return fmt::format("{} needs DEVICE=VALUE with a device from verbena0 to verbena{}, not '{}'",
+                       option, options->nics - 1, text);
+  }
+  NicOptions& of_nic = options->nic_options[nic];
+  const std::string value = text.substr(equals + 1);
+  std::string problem;
+  if (option == "--address") {
+    // The command line's addresses take the place of the file's.
+    if (with_addresses->insert(nic).second) of_nic.addresses.clear();
+    problem = NicReader::Address(value, &of_nic);
+  } else if (option == "--gateway") {
+    problem = NicReader::Gateway(value, &of_nic);
+  } else if (option == "--mac") {
+    problem = NicReader::Mac(value, &of_nic);
+  } else {
+    problem = NicReader::Port(value, &of_nic);
+  }
+  return problem.empty() ? "" : fmt::format("{} {}: {}", option, text, problem);
+}
+
+// Two NICs cannot be on one netdev, and an address has one owner.
+std::string CheckNics(const DaemonOptions& options) {
+  std::set<std::string> netdevs;
+  std::set<transport::Gid> addresses;
+  for (const NicOptions& nic : options.nic_options) {
+    if (nic.port && !netdevs.insert(nic.port->interface).second) {
+      return fmt::format("two NICs are to be joined to {}", nic.port->interface);
+    }
+    for (const InterfaceAddress& address : nic.addresses) {
+      if (!addresses.insert(address.gid).second) {
+        return fmt::format("the address {} is given twice", address.gid.ToString());
+      }
+    }
+    for (const transport::Gid& gateway : nic.gateways) {
+      const bool on_link =
+          std::any_of(nic.addresses.begin(), nic.addresses.end(),
+                      [&gateway](const InterfaceAddress& a) { return IsOnLink(a, gateway); });
+      if (!on_link && !gateway.IsLinkLocal()) {
+        return fmt::format("no address of the NIC is on the link of the gateway {}",
+                           gateway.ToString());
+      }
+    }
+  }
+  return {};
 }
 
 std::string ReadConfigFile(DaemonOptions* options, bool nics_given) {
@@ -182,6 +304,12 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
                  "with --system: members may control it (faults, captures, all objects)");
   app.add_flag("--strict", o.strict, "compute and check every ICRC, also inside the daemon");
   app.add_option("--config", o.config, "TOML file: nics, host, addresses of each NIC");
+  std::map<std::string, std::vector<std::string>> of_nics;
+  app.add_option("--port", of_nics["--port"],
+                 "DEVICE=af_packet:NETDEV or DEVICE=tap:NETDEV: join a NIC to a netdev");
+  app.add_option("--address", of_nics["--address"], "DEVICE=ADDRESS/PREFIX, repeatable");
+  app.add_option("--gateway", of_nics["--gateway"], "DEVICE=ADDRESS");
+  app.add_option("--mac", of_nics["--mac"], "DEVICE=MAC");
   app.add_flag("--foreground", o.foreground, "stay, and log to stderr");
   app.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
@@ -216,8 +344,17 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
     if (!o.system) result.text = "--group is for --system daemons";
     if (o.control_group < 0) result.text = fmt::format("there is no group '{}'", control_group);
   }
+  o.nic_options.resize(o.nics);
+  std::set<size_t> with_addresses;
+  for (const auto& [option, values] : of_nics) {
+    for (const std::string& value : values) {
+      if (!result.text.empty()) break;
+      result.text = ApplyNicArgument(option, value, &o, &with_addresses);
+      o.nic_arguments.insert(o.nic_arguments.end(), {option, value});
+    }
+  }
+  if (result.text.empty()) result.text = CheckNics(o);
   result.failed = !result.text.empty();
-  o.addresses.resize(o.nics);
   return result;
 }
 
@@ -233,6 +370,7 @@ std::vector<std::string> EngineArguments(const DaemonOptions& o, int link_fd) {
   if (o.hugepages) arguments.emplace_back("--hugepages");
   if (o.pci) arguments.emplace_back("--pci");
   if (!o.config.empty()) arguments.insert(arguments.end(), {"--config", o.config});
+  arguments.insert(arguments.end(), o.nic_arguments.begin(), o.nic_arguments.end());
   if (o.exit_idle_s > 0) {
     arguments.insert(arguments.end(), {"--exit-idle", fmt::to_string(o.exit_idle_s)});
   }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nic_sim/port/port_options.h"
 #include "transport/types.h"
 
 namespace verbena::nic {
@@ -29,8 +30,10 @@ struct DaemonOptions {
   int ready_fd = -1;         // -1: none
   uint32_t exit_idle_s = 0;  // 0: stay
   int engine_link_fd = -1;   // set: this is the engine process
-  // Of NIC n, from the configuration file; none: the default address.
-  std::vector<std::vector<transport::Gid>> addresses;
+  // Of NIC n, from the configuration file and then the command line.
+  std::vector<NicOptions> nic_options;
+  // --port, --address, --gateway and --mac as they were given, for the engine.
+  std::vector<std::string> nic_arguments;
 };
 
 struct OptionsResult {
@@ -49,7 +52,10 @@ OptionsResult ParseOptions(int argc, const char* const* argv);
 //   nics = 2
 //   host = 0                          # 0 to 254: default addresses are 127.88.HOST.(n+1)
 //   [verbena0]
-//   addresses = ["10.0.0.1", "fd00::1"]   # GIDs 1, 2, …; GID 0 stays link-local
+//   addresses = ["10.0.0.1/24", "fd00::1/64"]  # GIDs 1, 2, …; GID 0 stays link-local
+//   gateways = ["10.0.0.254"]
+//   mac = "02:00:00:00:00:01"
+//   port = "af_packet:veth0"                   # or "tap:NETDEV"
 std::string ParseConfig(std::string_view text, const std::string& path, bool nics_given,
                         DaemonOptions* options);
 

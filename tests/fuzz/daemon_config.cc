@@ -14,10 +14,16 @@ namespace {
 void CheckOptions(const nic::DaemonOptions& options) {
   FUZZ_CHECK(options.nics >= 1 && options.nics <= nic::kMaxNics);
   FUZZ_CHECK(options.host <= 254);
-  FUZZ_CHECK(options.addresses.size() == options.nics);
-  for (const auto& list : options.addresses) {
-    FUZZ_CHECK(list.size() < nic::kGidTableLen);
-    for (const transport::Gid& gid : list) FUZZ_CHECK(!gid.IsZero() && !gid.IsMulticast());
+  FUZZ_CHECK(options.nic_options.size() == options.nics);
+  for (const nic::NicOptions& nic : options.nic_options) {
+    FUZZ_CHECK(nic.addresses.size() < nic::kGidTableLen);
+    for (const nic::InterfaceAddress& address : nic.addresses) {
+      FUZZ_CHECK(!address.gid.IsZero() && !address.gid.IsMulticast());
+      FUZZ_CHECK(address.prefix_bits >= 1 && address.prefix_bits <= 128);
+    }
+    FUZZ_CHECK(nic.gateways.size() <= 2);
+    FUZZ_CHECK(!nic.mac || !nic.mac->IsGroup());
+    FUZZ_CHECK(!nic.port || (!nic.port->interface.empty() && nic.port->interface.size() < 16));
   }
 }
 

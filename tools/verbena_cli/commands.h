@@ -27,6 +27,11 @@ struct UpOptions {
   bool foreground = false;
   std::string config;
   std::string log_level;
+  // verbenad's options of single NICs: DEVICE=VALUE each.
+  std::vector<std::string> ports;
+  std::vector<std::string> addresses;
+  std::vector<std::string> gateways;
+  std::vector<std::string> macs;
 };
 int Up(const UpOptions& options);
 int Down(const InstanceOptions& options);

@@ -121,6 +121,7 @@ std::vector<std::string> DaemonArguments(const Parts& parts, const DaemonOptions
   if (!options.log_level.empty()) {
     arguments.insert(arguments.end(), {"--log-level", options.log_level});
   }
+  arguments.insert(arguments.end(), options.nic_arguments.begin(), options.nic_arguments.end());
   if (options.exit_idle_s > 0) {
     arguments.insert(arguments.end(), {"--exit-idle", fmt::to_string(options.exit_idle_s)});
   }

@@ -24,6 +24,8 @@ struct DaemonOptions {
   std::string config;     // path, empty = not said
   std::string log_level;  // empty = not said
   int exit_idle_s = 0;    // 0 = stay
+  // Passed on as they are: --port verbena0=... and the like.
+  std::vector<std::string> nic_arguments;
 };
 
 // verbenad's command line without --ready-fd, program name included.

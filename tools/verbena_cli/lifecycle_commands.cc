@@ -153,6 +153,15 @@ int Up(const UpOptions& options) {
   daemon.system = options.instance.system;
   daemon.config = options.config;
   daemon.log_level = options.log_level;
+  const auto pass_on = [&daemon](const char* option, const std::vector<std::string>& values) {
+    for (const std::string& value : values) {
+      daemon.nic_arguments.insert(daemon.nic_arguments.end(), {option, value});
+    }
+  };
+  pass_on("--port", options.ports);
+  pass_on("--address", options.addresses);
+  pass_on("--gateway", options.gateways);
+  pass_on("--mac", options.macs);
   if (options.foreground) return Foreground(parts, daemon);
   bool already = false;
   const std::string problem = StartOrFind(parts, daemon, socket, &already);

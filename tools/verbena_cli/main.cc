@@ -97,6 +97,7 @@ void AddLifecycle(CLI::App* app, Arguments* a) {
                  "  verbena up --nics 4                     verbena0 ... verbena3, 127.88.0.1-4\n"
                  "  verbena up --name lab                   a second host beside the first\n"
                  "  sudo verbena up --system                one daemon for all users\n"
+                 "  sudo verbena up --port verbena0=af_packet:eth1 --address verbena0=10.0.0.7/24\n"
                  "  verbena up --foreground --log-level debug"),
       &a->instance);
   up->add_option("--nics", a->up.nics, "Number of NICs (default 1)")
@@ -106,6 +107,15 @@ void AddLifecycle(CLI::App* app, Arguments* a) {
   up->add_option("--group", a->up.group,
                  "With --system: members of this group may control it, as root may");
   up->add_option("--config", a->up.config, "Configuration file (verbena.toml)");
+  up->add_option("--port", a->up.ports,
+                 "Join a NIC to a Linux netdev: DEVICE=af_packet:NETDEV (one that exists) or\n"
+                 "DEVICE=tap:NETDEV (to be made). Needs root, or a namespace of your own");
+  up->add_option(
+      "--address", a->up.addresses,
+      "Address of a NIC: DEVICE=10.0.0.1/24 or DEVICE=fd00::1/64; repeatable. None: the\n"
+      "netdev's own, shared with the kernel");
+  up->add_option("--gateway", a->up.gateways, "DEVICE=ADDRESS: way to what is not on the link");
+  up->add_option("--mac", a->up.macs, "DEVICE=02:00:00:00:00:01");
   up->add_flag("--foreground", a->up.foreground, "Stay in this terminal; Ctrl-C ends the daemon");
   up->add_option("--log-level", a->up.log_level, "How much the daemon logs")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // status, list, counters: what the daemon says, as JSON or as a table.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <string>
@@ -82,7 +84,14 @@ int Status(const InstanceOptions& options, bool json) {
     table.AddRow({TextField(nic, "device", "?"), TextField(nic, "host", "?"),
                   TextField(nic, "state", "?"), TextField(nic, "mac", "?"),
                   TextField(nic, "ipv4", "-"), "0  " + gid(0)});
-    table.AddRow({"", "", "", "", "", "1  " + gid(1)});
+    const std::string port = TextField(nic, "port", "");
+    table.AddRow({"", "", "", port.empty() || port == "null" ? "" : port,
+                  port.empty() || port == "null" ? "" : "MTU " + TextField(nic, "active_mtu", "?"),
+                  "1  " + gid(1)});
+    // Those of the default are known; others are worth a line each.
+    for (size_t i = 2; i < gids.size(); ++i) {
+      if (gid(i) != "::") table.AddRow({"", "", "", "", "", fmt::format("{}  {}", i, gid(i))});
+    }
   }
   Print(stdout, "{}", table.Text());
   return 0;
@@ -134,6 +143,8 @@ int Counters(const InstanceOptions& options, const std::string& device, bool jso
                   ObjectField(entry.value(), "counters"), /*only_set=*/false);
     PrintCounters("hw_counters", ObjectField(entry.value(), "hw_counters"), /*only_set=*/false);
     PrintCounters("drops (those that happened)", ObjectField(entry.value(), "drops"),
+                  /*only_set=*/true);
+    PrintCounters("wire (the netdev that the NIC is joined to)", ObjectField(entry.value(), "wire"),
                   /*only_set=*/true);
   }
   return 0;

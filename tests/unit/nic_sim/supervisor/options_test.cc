@@ -28,7 +28,7 @@ TEST(Options, DefaultsAndEnvironment) {
   EXPECT_FALSE(result.failed) << result.text;
   EXPECT_EQ(result.options.name, "default");
   EXPECT_EQ(result.options.nics, 1u);
-  EXPECT_EQ(result.options.addresses.size(), 1u);
+  EXPECT_EQ(result.options.nic_options.size(), 1u);
   EXPECT_EQ(result.options.ready_fd, -1);
   setenv("VERBENA_NAME", "fromenv", 1);
   EXPECT_EQ(Parse({}).options.name, "fromenv");
@@ -81,11 +81,12 @@ TEST(Options, AConfigurationFileGivesAddresses) {
             "");
   EXPECT_EQ(options.nics, 2u);
   EXPECT_EQ(options.host, 3u);
-  ASSERT_EQ(options.addresses.size(), 2u);
-  EXPECT_TRUE(options.addresses[0].empty());
-  ASSERT_EQ(options.addresses[1].size(), 2u);
-  EXPECT_EQ(options.addresses[1][0], transport::Gid::FromIpv4(0x0a000001));
-  EXPECT_EQ(options.addresses[1][1].ToString(), "fd00::1");
+  ASSERT_EQ(options.nic_options.size(), 2u);
+  EXPECT_TRUE(options.nic_options[0].addresses.empty());
+  const auto& addresses = options.nic_options[1].addresses;
+  ASSERT_EQ(addresses.size(), 2u);
+  EXPECT_EQ(addresses[0].gid, transport::Gid::FromIpv4(0x0a000001));
+  EXPECT_EQ(addresses[1].gid.ToString(), "fd00::1");
 }
 
 TEST(Options, TheCommandLineWinsOverTheFile) {
@@ -93,7 +94,7 @@ TEST(Options, TheCommandLineWinsOverTheFile) {
   options.nics = 4;
   EXPECT_EQ(Config("nics = 2\n[verbena3]\naddresses = [\"10.0.0.4\"]\n", &options, true), "");
   EXPECT_EQ(options.nics, 4u);
-  EXPECT_EQ(options.addresses[3].size(), 1u);
+  EXPECT_EQ(options.nic_options[3].addresses.size(), 1u);
 }
 
 TEST(Options, ErrorsOfTheFileNameFileAndLine) {
