@@ -68,8 +68,9 @@ def cases():
     add("order", "READs with 1 outstanding", "+".join(["read:3000"] * 4), "--rd-atomic 1")
     add("order", "mixed chain with fences",
         "write:2000+read:2000+send:10+faa+send:5!fence+cas+write:70!fence+read:70+sendimm:9")
-    add("order", "1 MB WRITE at MTU 256", "write:1000000", "--mtu 256")
-    add("order", "1 MB READ at MTU 256", "read:1000000", "--mtu 256")
+    # 3907 packets: the emulated CPU needs longer than 67 ms for them.
+    add("order", "1 MB WRITE at MTU 256", "write:1000000", "--mtu 256 --timeout 18")
+    add("order", "1 MB READ at MTU 256", "read:1000000", "--mtu 256 --timeout 18")
     add("order", "PSN wraps", "send:3000,read:3000,write:3000,faa,send:3000", "--psn 0xfffffe",
         capture="psn_wrap")
     add("invalidate", "SEND with invalidate of a memory window",
