@@ -150,7 +150,7 @@ class Packages(unittest.TestCase):
                 if section:
                     names = {line.split()[0] for line in section.group(1).splitlines()}
                     self.assertEqual(names, self.complete(*words, ""))
-        self.assertEqual(self.complete("verbena", "list", "--json", "c"), {"context", "cq"})
+        self.assertEqual(self.complete("verbena", "list", "--json", "c"), {"cm_id", "context", "cq"})
         self.assertEqual(self.complete("verbena", "up", "--log-level", "w"), {"warn"})
         self.assertIn("ibv_devinfo", self.complete("verbena", "run", "--", "ibv_devi"))
         self.assertIn("ibv_devinfo", self.complete("verbena", "run", "--name", "x", "ibv_devi"))

@@ -35,7 +35,7 @@ PARTS = {  # file -> (folder of the build, folder of the installation)
 }
 DOCUMENTS = ("README.md", "docs/CONTROL.md", "docs/DEVIATIONS.md", "docs/FAULTS.md", "docs/PRM.md")
 # DPDK opens its drivers by name; no linker sees that these are needed.
-DPDK_DRIVERS = ("mempool_ring",)
+DPDK_DRIVERS = ("bus_vdev", "mempool_ring", "net_af_packet", "net_tap")
 # Compiled in from their headers; their notices go with the binaries.
 COMPILED_IN = ("libcli11-dev", "libdpdk-dev", "libfmt-dev", "libisal-dev", "libspdlog-dev",
                "nlohmann-json3-dev")
