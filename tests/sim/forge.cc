@@ -64,6 +64,9 @@ void World::Forge(Qp& qp) {
         random_.Chance(0.8) ? random_.Below32(1500) : static_cast<uint32_t>(random_.Next())};
     headers.atomic_eth = {address(), transport::Rkey(kKeys[random_.Below(std::size(kKeys))]),
                           random_.Next(), random_.Next()};
+    const uint32_t key =
+        traits.has_atomic_eth() ? headers.atomic_eth.rkey.value() : headers.reth.rkey.value();
+    if (key == kTargetKey) hosts_[qp.side()].memory.Spoil();
     headers.aeth = {static_cast<uint8_t>(random_.Chance(0.4) ? 31 : random_.Next()),
                     transport::Msn(static_cast<uint32_t>(random_.Next()))};
     headers.atomic_ack_eth = {random_.Next()};

@@ -63,10 +63,15 @@ class HostMemory {
            bytes <= used_ - (address - kTargetBase);
   }
   uint64_t Word(uint64_t address) const;
+  // A forged request may write anywhere in the targets, those of other
+  // connections included: what stands there says nothing any more.
+  void Spoil() { spoiled_ = true; }
+  bool spoiled() const { return spoiled_; }
 
  private:
   std::vector<std::byte> targets_;
   uint64_t used_ = 0;
+  bool spoiled_ = false;
   std::vector<bool> windows_;
 };
 
