@@ -223,7 +223,8 @@ void Churn(Random& random, const std::string& device) {
   options.channel = random.OneIn(2);
   options.send_wr = 1 + static_cast<uint32_t>(random.Below(200));
   options.recv_wr = 1 + static_cast<uint32_t>(random.Below(200));
-  options.cqe = 1 + static_cast<int>(random.Below(1000));
+  // Room for all of a round: an overrun would end the QPs.
+  options.cqe = 64 + static_cast<int>(random.Below(1000));
   RcEnd first(options);
   std::vector<std::unique_ptr<RcEnd>> ends;
   std::vector<std::unique_ptr<Memory>> memories;
