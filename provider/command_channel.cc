@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "provider/command_channel.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -72,6 +73,7 @@ int CommandChannel::Init(int socket_fd) {
   socket_inode_ = status.st_ino;
   sequence_ = 0;
   broken_ = false;
+  hung_up_.store(false, std::memory_order_relaxed);
   status_ = nullptr;
   return 0;
 }
@@ -92,6 +94,16 @@ bool CommandChannel::StillOurSocket() const {
   struct stat status;
   return fd_ >= 0 && StatFd(fd_, &status) && status.st_dev == socket_device_ &&
          status.st_ino == socket_inode_;
+}
+
+bool CommandChannel::LookForHangUp() const {
+  if (DeviceDead()) return true;
+  if (owner_ != getpid() || !StillOurSocket()) return false;
+  pollfd connection = {fd_, 0, 0};
+  if (poll(&connection, 1, 0) == 1 && (connection.revents & (POLLHUP | POLLERR)) != 0) {
+    hung_up_.store(true, std::memory_order_release);
+  }
+  return DeviceDead();
 }
 
 int CommandChannel::Send(const void* data, size_t bytes, int send_fd) {

@@ -71,8 +71,14 @@ class CommandChannel {
   }
 
   bool DeviceDead() const {
-    return status_ != nullptr && status_->device_dead.load(std::memory_order_acquire) != 0;
+    return (status_ != nullptr && status_->device_dead.load(std::memory_order_acquire) != 0) ||
+           hung_up_.load(std::memory_order_acquire);
   }
+
+  // The supervisor announces the death of the engine; when it died as well, only the connection
+  // tells. Its end is closed after all threads of the engine have lost their memory, so nothing is
+  // written any more. A few system calls; true if the device is dead. Not before SayHello.
+  bool LookForHangUp() const;
 
  private:
   int Transact(abi::CommandHeader* request, abi::ReplyHeader* reply, size_t reply_bytes,
@@ -94,6 +100,7 @@ class CommandChannel {
   uint64_t socket_inode_;
   uint32_t sequence_;
   bool broken_;
+  mutable std::atomic<bool> hung_up_;
   const abi::StatusPage* status_;
 };
 

@@ -15,6 +15,7 @@ namespace verbena::provider {
 namespace {
 
 constexpr uint32_t kEmptyPollsBeforeYield = 16;
+constexpr uint32_t kEmptyPollsBeforeHangUpCheck = 4096;
 
 // Bytes that the device wrote for a WQE count as defined from now on.
 void MarkSges(const abi::Sge* sges, uint32_t count, uint64_t bytes) {
@@ -187,12 +188,10 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
     count = PollLocked(context, cq, num_entries, wc);
     if (count == 0 && num_entries > 0) {
       if (context->DeviceDead()) count = Flush(cq, num_entries, wc);
-      // Not counted further: only "more than" matters.
-      if (cq->empty_polls < kEmptyPollsBeforeYield) {
-        ++cq->empty_polls;
-      } else {
-        yield = context->status->mode == abi::kEngineThreadPerCpu;
-      }
+      ++cq->empty_polls;
+      if (cq->empty_polls % kEmptyPollsBeforeHangUpCheck == 0) context->channel.LookForHangUp();
+      yield = cq->empty_polls > kEmptyPollsBeforeYield &&
+              context->status->mode == abi::kEngineThreadPerCpu;
     } else {
       cq->empty_polls = 0;
     }

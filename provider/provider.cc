@@ -327,7 +327,8 @@ int DestroyResult(const Context* context, int error) {
     return error;
   }
   constexpr int kLongestWaitMs = 2000;
-  for (int waited_ms = 0; !context->DeviceDead() && waited_ms < kLongestWaitMs; ++waited_ms) {
+  for (int waited_ms = 0; !context->channel.LookForHangUp() && waited_ms < kLongestWaitMs;
+       ++waited_ms) {
     usleep(1000);
   }
   return context->DeviceDead() ? 0 : error;

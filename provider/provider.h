@@ -82,7 +82,7 @@ struct Context {
   pthread_mutex_t drain_mutex;  // see EventDrain
   ReserveFds reserve;           // under drain_mutex
 
-  bool DeviceDead() const { return status->device_dead.load(std::memory_order_acquire) != 0; }
+  bool DeviceDead() const { return channel.DeviceDead(); }
 };
 
 struct Pd {

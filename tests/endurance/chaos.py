@@ -145,8 +145,8 @@ class Duo(Actor):
             self.programs.append(launch(argv, LIMIT + GRACE))
 
     def hangs_by_nature(self):
-        # A responder hears nothing from a requester that is gone; one that waits for its peer.
-        return self.programs[1] in self.killed or not all(
+        # Each waits for messages of the other at times, and hears nothing from one that is gone.
+        return bool(self.killed) or not all(
             os.path.exists(os.path.join(self.folder, name))
             for name in ("responder", "requester", "ready"))
 

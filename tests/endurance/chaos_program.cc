@@ -182,6 +182,7 @@ VERBENA_ROLE(responder) {
     Require(end.ToRts() == 0, "RTS");
     Publish(folder + "/ready", "");
     answers.Run();
+    Publish(folder + "/done", "");
   } catch (const std::exception& error) {
     return Report(error);
   }
@@ -202,6 +203,8 @@ VERBENA_ROLE(requester) {
     TrafficRequester asks(end, RemoteMemory::Parse(text.substr(blank + 1)), options);
     Await(folder + "/ready");
     asks.Run();
+    // The ACK of the last answer may be lost: a QP that is gone cannot repeat it.
+    Await(folder + "/done");
   } catch (const std::exception& error) {
     return Report(error);
   }

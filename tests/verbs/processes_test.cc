@@ -258,6 +258,51 @@ TEST_P(KilledEngine, GivesDeviceFatalFlushesAndErrorsAndNoHang) {
 INSTANTIATE_TEST_SUITE_P(Survivor, KilledEngine, ::testing::Values("poll", "block"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Nobody is left to announce the death: no event comes, but nobody waits for ever either.
+VERBENA_ROLE(orphan) {
+  int failures = 0;
+  EndOptions options;
+  options.channel = true;
+  RcEnd end(options);
+  end.Connect(end.address());
+  Memory memory(end.pd(), 4096);
+  for (uint64_t i = 0; i < 3; ++i) Require(end.PostRecv(i, {memory.sge(0, 64)}) == 0, "post_recv");
+  Require(ibv_req_notify_cq(end.recv_cq(), 0) == 0, "ibv_req_notify_cq");
+  printf("ready\n");
+  std::thread waiter([&] {
+    ibv_cq* cq = nullptr;
+    void* context = nullptr;
+    EXPECT_IN_ROLE(ibv_get_cq_event(end.channel(), &cq, &context) != 0);
+    ibv_async_event event = {};
+    EXPECT_IN_ROLE(ibv_get_async_event(end.context(), &event) != 0);
+  });
+  for (uint64_t i = 0; i < 3; ++i) {
+    const ibv_wc wc = PollOne(end.recv_cq(), Milliseconds(20000));
+    EXPECT_IN_ROLE(wc.status == IBV_WC_WR_FLUSH_ERR);
+    EXPECT_IN_ROLE(wc.wr_id == i);
+  }
+  waiter.join();
+  EXPECT_IN_ROLE(end.PostSend(SendWr(1)) == EIO);
+  EXPECT_IN_ROLE(end.PostRecv(1) == EIO);
+  EXPECT_IN_ROLE(ibv_alloc_pd(end.context()) == nullptr && errno == EIO);
+  printf("checked\n");
+  return failures == 0 ? 0 : 1;
+}
+
+TEST(KilledDaemon, ItsClientsFlushAndDoNotHangThoughNobodyAnnouncesTheDeath) {
+  PrivateDaemon daemon(1);
+  Process orphan(daemon.Run(RoleCommand("orphan")));
+  ASSERT_TRUE(orphan.WaitForOutput("ready", Milliseconds(15000))) << orphan.Output();
+  // Either would see the other die, and announce it.
+  kill(daemon.EnginePid(), SIGSTOP);
+  for (const pid_t pid : daemon.Processes()) {
+    if (pid != daemon.EnginePid()) kill(pid, SIGKILL);
+  }
+  kill(daemon.EnginePid(), SIGKILL);
+  EXPECT_EQ(orphan.Wait(), 0) << orphan.Output();
+  EXPECT_NE(orphan.Output().find("checked"), std::string::npos) << orphan.Output();
+}
+
 TEST(KilledDaemon, CanBeStartedAgain) {
   PrivateDaemon daemon(1);
   const std::vector<pid_t> processes = daemon.Processes();
