@@ -159,6 +159,12 @@ std::string Await(const std::string& path) {
   throw std::runtime_error("the peer did not come");
 }
 
+// The last ACK may be lost, and a QP that is gone cannot repeat it.
+void LeaveTogether(const std::string& folder, const std::string& self, const std::string& peer) {
+  Publish(folder + "/" + self + "-done", "");
+  Await(folder + "/" + peer + "-done");
+}
+
 TrafficOptions SharedTraffic(const std::vector<std::string>& arguments) {
   TrafficOptions options;
   options.seed = std::stoull(arguments.at(0));
@@ -182,7 +188,7 @@ VERBENA_ROLE(responder) {
     Require(end.ToRts() == 0, "RTS");
     Publish(folder + "/ready", "");
     answers.Run();
-    Publish(folder + "/done", "");
+    LeaveTogether(folder, "responder", "requester");
   } catch (const std::exception& error) {
     return Report(error);
   }
@@ -203,8 +209,7 @@ VERBENA_ROLE(requester) {
     TrafficRequester asks(end, RemoteMemory::Parse(text.substr(blank + 1)), options);
     Await(folder + "/ready");
     asks.Run();
-    // The ACK of the last answer may be lost: a QP that is gone cannot repeat it.
-    Await(folder + "/done");
+    LeaveTogether(folder, "requester", "responder");
   } catch (const std::exception& error) {
     return Report(error);
   }
