@@ -104,6 +104,11 @@ class Stock(Actor):
         self.programs = self.pair.programs
 
     def step(self):
+        # perftest looks at the port first, and a rule may just have taken it down.
+        if self.harmed_at is None and any(
+                not program.running() and "state is Down" in program.output
+                for program in self.programs):
+            self.harm()
         return self.pair.step()
 
     def hangs_by_nature(self):
