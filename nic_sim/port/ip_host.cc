@@ -49,16 +49,17 @@ const IpHost::Address* IpHost::Find(const Gid& gid) const {
   return nullptr;
 }
 
-const Gid* IpHost::NextHop(const Gid& destination) const {
-  if (destination.IsMulticast() || destination.IsZero() || IsLoopback(destination)) return nullptr;
+std::optional<Gid> IpHost::NextHop(const Gid& destination) const {
+  if (destination.IsMulticast() || destination.IsZero() || IsLoopback(destination))
+    return std::nullopt;
   for (const Address& own : config_.addresses) {
-    if (IsOnLink(own.address, destination)) return &destination;
+    if (IsOnLink(own.address, destination)) return destination;
   }
-  if (destination.IsLinkLocal()) return nullptr;
+  if (destination.IsLinkLocal()) return std::nullopt;
   for (const Gid& gateway : config_.gateways) {
-    if (gateway.IsV4Mapped() == destination.IsV4Mapped()) return &gateway;
+    if (gateway.IsV4Mapped() == destination.IsV4Mapped()) return gateway;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 // The address that a question about `target` comes from.

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -74,8 +75,8 @@ class IpHost {
   bool PollTransmit(ControlFrame* frame);
 
   // Whom a packet to `destination` has to be sent to: itself, or a gateway.
-  // nullptr: there is no way.
-  const transport::Gid* NextHop(const transport::Gid& destination) const;
+  // Nothing: there is no way.
+  std::optional<transport::Gid> NextHop(const transport::Gid& destination) const;
   bool HasAddress(const transport::Gid& gid) const { return Find(gid) != nullptr; }
 
   NeighbourTable& neighbours() { return neighbours_; }

@@ -26,12 +26,12 @@ Wire::~Wire() {
 }
 
 bool Wire::CanReach(const Gid& source, const Gid& destination) const {
-  return host_.HasAddress(source) && host_.NextHop(destination) != nullptr;
+  return host_.HasAddress(source) && host_.NextHop(destination).has_value();
 }
 
 void Wire::Prepare(const Gid& destination, Time now) {
-  const Gid* hop = host_.NextHop(destination);
-  if (hop == nullptr) return;
+  const std::optional<Gid> hop = host_.NextHop(destination);
+  if (!hop) return;
   host_.neighbours().Use(*hop, now);
   Flush(now);
 }
@@ -39,8 +39,8 @@ void Wire::Prepare(const Gid& destination, Time now) {
 Wire::Way Wire::FindWay(rte_mbuf* packet, const Gid& source, const Gid& destination, Time now) {
   if (!host_.HasAddress(source)) return Way::kNoRoute;
   if (destination.IsMulticast()) return Way::kReady;  // its MAC follows from it
-  const Gid* hop = host_.NextHop(destination);
-  if (hop == nullptr) return Way::kNoRoute;
+  const std::optional<Gid> hop = host_.NextHop(destination);
+  if (!hop) return Way::kNoRoute;
   const NeighbourTable::Answer answer = host_.neighbours().Use(*hop, now);
   if (answer.mac != nullptr) {
     answer.mac->Store(FrameOf(packet));

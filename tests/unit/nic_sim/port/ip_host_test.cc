@@ -260,8 +260,8 @@ TEST_F(IpHostTest, AnotherHostWithItsAddressIsCountedAndNotLearnt) {
 
 TEST_F(IpHostTest, RoutesGoToTheLinkOrTheGateway) {
   const auto hop = [this](const char* to) {
-    const Gid* gid = host_.NextHop(*Gid::Parse(to));
-    return gid == nullptr ? std::string() : gid->ToString();
+    const std::optional<Gid> gid = host_.NextHop(*Gid::Parse(to));
+    return gid ? gid->ToString() : std::string();
   };
   EXPECT_EQ(hop("10.0.0.77"), "::ffff:10.0.0.77");
   EXPECT_EQ(hop("10.0.1.77"), "::ffff:10.0.0.254");
