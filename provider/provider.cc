@@ -97,12 +97,13 @@ void SayMismatch(const Device* device, const abi::Hello& hello, const abi::Hello
   char text[512];
   snprintf(text, sizeof(text),
            "verbena%u: this provider and the running daemon do not fit (provider: version %u-%u, "
-           "sizes %u/%u/%u/%u/%u/%u/%u; daemon: version %u-%u, sizes %u/%u/%u/%u/%u/%u/%u). "
+           "sizes %u/%u/%u/%u/%u/%u/%u/%u; daemon: version %u-%u, sizes %u/%u/%u/%u/%u/%u/%u/%u). "
            "Restart the daemon with the version that you use now.\n",
            device->index, hello.version_min, hello.version_max, ours.context_page_kib,
            ours.qp_record, ours.cq_record, ours.wake_page, ours.send_wqe, ours.recv_wqe, ours.cqe,
-           reply.version_min, reply.version_max, theirs.context_page_kib, theirs.qp_record,
-           theirs.cq_record, theirs.wake_page, theirs.send_wqe, theirs.recv_wqe, theirs.cqe);
+           ours.srq_record, reply.version_min, reply.version_max, theirs.context_page_kib,
+           theirs.qp_record, theirs.cq_record, theirs.wake_page, theirs.send_wqe, theirs.recv_wqe,
+           theirs.cqe, theirs.srq_record);
   Say(text);
 }
 
@@ -252,19 +253,25 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   ops.create_ah = CreateAh;
   ops.create_cq = CreateCq;
   ops.create_qp = CreateQp;
+  ops.create_srq = CreateSrq;
+  ops.create_srq_ex = CreateSrqEx;
   ops.dealloc_pd = DeallocPd;
   ops.dereg_mr = DeregMr;
   ops.destroy_ah = DestroyAh;
   ops.destroy_cq = DestroyCq;
   ops.destroy_qp = DestroyQp;
+  ops.destroy_srq = DestroySrq;
   ops.free_context = FreeContext;
   ops.modify_qp = ModifyQp;
+  ops.modify_srq = ModifySrq;
   ops.poll_cq = PollCq;
   ops.post_recv = PostRecv;
   ops.post_send = PostSend;
+  ops.post_srq_recv = PostSrqRecv;
   ops.query_device_ex = QueryDevice;
   ops.query_port = QueryPort;
   ops.query_qp = QueryQp;
+  ops.query_srq = QuerySrq;
   ops.reg_mr = RegMr;
   ops.req_notify_cq = ReqNotifyCq;
   verbs_set_ops(&context->verbs, &ops);

@@ -4,7 +4,7 @@
 // applications see; all are allocated zeroed with calloc (no C++ runtime here).
 //
 // Locks: Cq::lock before Qp::sq.lock or Qp::rq.lock, and of two CQs the one at
-// the lower address first. No lock is held across a system call.
+// the lower address first. Srq::lock alone. No lock is held across a system call.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -28,6 +28,7 @@ namespace verbena::provider {
 struct Context;
 struct Cq;
 struct Qp;
+struct Srq;
 
 struct Device {
   VerbsDevice base;
@@ -126,6 +127,20 @@ struct WorkQueue {
   Qp** link;
 };
 
+struct Srq {
+  VerbsSrq base;
+  SpinLock lock;
+  // Under lock:
+  Ring ring;
+  uint32_t capacity;  // WQEs, <= ring.slots
+  uint32_t head;      // WQEs posted
+  // Constant:
+  uint32_t max_sge;
+  abi::SrqRecord* record;
+  uint32_t slot;
+  uint32_t generation;
+};
+
 struct Qp {
   VerbsQp base;
   WorkQueue sq;
@@ -154,6 +169,7 @@ inline Context* ToContext(ibv_context* context) {
 }
 inline Cq* ToCq(ibv_cq* cq) { return Downcast<Cq>(cq); }
 inline Qp* ToQp(ibv_qp* qp) { return Downcast<Qp>(qp); }
+inline Srq* ToSrq(ibv_srq* srq) { return Downcast<Srq>(srq); }
 
 // Number of fork()s that led to this process. Contexts of another generation
 // belong to the parent.
@@ -196,12 +212,19 @@ int PollCq(ibv_cq* cq, int num_entries, ibv_wc* wc);
 // qp.cc
 ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr);
 int DestroyQp(ibv_qp* qp);
+// srq.cc
+ibv_srq* CreateSrq(ibv_pd* pd, ibv_srq_init_attr* attr);
+ibv_srq* CreateSrqEx(ibv_context* context, ibv_srq_init_attr_ex* attr);
+int ModifySrq(ibv_srq* srq, ibv_srq_attr* attr, int mask);
+int QuerySrq(ibv_srq* srq, ibv_srq_attr* attr);
+int DestroySrq(ibv_srq* srq);
 // modify_qp.cc
 int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask);
 int QueryQp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init_attr);
 // post_send.cc, post_recv.cc
 int PostSend(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad_wr);
 int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad_wr);
+int PostSrqRecv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad_wr);
 
 // Serialises the creation of rings, see Context::create_mutex.
 class CreateGuard {

@@ -117,6 +117,8 @@ int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) 
   request.sq_sig_all = attr.sq_sig_all != 0;
   request.caps = ToAbi(attr.cap);
   request.user_handle = reinterpret_cast<uint64_t>(&qp->base.qp);
+  request.srq = attr.srq != nullptr ? attr.srq->handle : abi::kNoHandle;
+  request.xrcd = abi::kNoHandle;
   const CreateGuard guard(context);
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, -1, &fds);
@@ -140,6 +142,7 @@ void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   ibv->pd = pd;
   ibv->send_cq = attr.send_cq;
   ibv->recv_cq = attr.recv_cq;
+  ibv->srq = attr.srq;
   ibv->state = IBV_QPS_RESET;
   ibv->qp_type = attr.qp_type;
   pthread_mutex_init(&ibv->mutex, nullptr);
@@ -150,10 +153,6 @@ void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
 
 ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   Context* context = ToContext(pd->context);
-  if (attr->srq != nullptr) {
-    errno = EOPNOTSUPP;
-    return nullptr;
-  }
   if (attr->send_cq == nullptr || attr->recv_cq == nullptr) {
     errno = EINVAL;
     return nullptr;

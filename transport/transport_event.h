@@ -34,6 +34,7 @@ struct TxPacket {
   uint32_t imm_or_inv = 0;      // ImmDt: the 4 wire bytes; IETH: rkey value
   Qpn dest_qpn;                 // UD; elsewhere the QP has it
   Qkey qkey;                    // DETH
+  SrqNumber srq;                // XRCETH; XRC response: of the request that it answers
   uint8_t syndrome = 0;         // AETH
   Msn msn;                      // AETH
 
@@ -70,6 +71,7 @@ struct Completion {
   // UD receives: who sent it and what the first 40 bytes of the buffer hold.
   NetworkHeader network_header = NetworkHeader::kNone;
   Qpn src_qpn;
+  SrqNumber srq;  // XRC receives: whose WQE it was
 };
 
 // Counted events of one QP's state machines (cumulative). The names are those

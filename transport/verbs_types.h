@@ -93,6 +93,8 @@ enum class AsyncEventType : uint8_t {
   kDeviceFatal = 8,
   kPortActive = 9,
   kPortErr = 10,
+  kSrqErr = 14,
+  kSrqLimitReached = 15,
   kQpLastWqeReached = 16,
 };
 

@@ -37,6 +37,7 @@ struct SendRequest {
   uint32_t ah = 0;
   uint32_t remote_qpn = 0;
   uint32_t remote_qkey = 0;
+  SrqNumber remote_srq;  // XRC
   std::span<const MemorySegment> sges;
   std::span<const std::byte> inline_data;
 };
@@ -54,7 +55,7 @@ struct RecvRequest {
   RecvRequest() {}  // NOLINT: leaves `sges` as it is, on purpose
 };
 
-// The QP's receive queue (later: an SRQ).
+// Where a QP's receives come from: its own queue or an SRQ.
 class ReceiveQueuePort {
  public:
   virtual ~ReceiveQueuePort() = default;

@@ -63,7 +63,7 @@ struct AbiSizes {
   uint16_t send_wqe;
   uint16_t recv_wqe;
   uint16_t cqe;
-  uint16_t reserved;
+  uint16_t srq_record;
 
   bool operator==(const AbiSizes&) const = default;
 };
@@ -74,7 +74,7 @@ inline constexpr AbiSizes kAbiSizes = {sizeof(ContextPage) / 1024,
                                        sizeof(SendWqe),
                                        sizeof(RecvWqe),
                                        sizeof(Cqe),
-                                       0};
+                                       sizeof(SrqRecord)};
 
 // First message of a client. Control clients send only the first 8 bytes.
 // Device clients attach at most one descriptor: /proc/self/mem, read-write.
@@ -167,7 +167,19 @@ enum CommandOp : uint16_t {
   kCmdDestroyAh,
   kCmdQueryPort,
   kCmdGetSegment,
+  // Families of objects have numbers of their own.
+  kCmdCreateSrq = 32,
+  kCmdModifySrq,
+  kCmdFinishSrqResize,
+  kCmdQuerySrq,
+  kCmdDestroySrq,
+  kCmdOpenXrcd = 40,
+  kCmdCloseXrcd,
+  kCmdOpenQp,  // an XRC_RECV QP of this domain, by its number
 };
+
+// "None" where a request names an object that need not be.
+inline constexpr uint32_t kNoHandle = 0xffffffff;
 
 struct CommandHeader {
   uint16_t op;
@@ -259,13 +271,15 @@ struct QpCaps {
 
 struct CreateQpRequest {
   CommandHeader header;
-  uint32_t pd;
-  uint32_t send_cq;
-  uint32_t recv_cq;
-  uint32_t type;  // enum ibv_qp_type
+  uint32_t pd;       // XRC_RECV: kNoHandle
+  uint32_t send_cq;  // XRC_RECV: kNoHandle
+  uint32_t recv_cq;  // XRC_SEND, XRC_RECV: kNoHandle
+  uint32_t type;     // enum ibv_qp_type
   uint32_t sq_sig_all;
   QpCaps caps;
   uint64_t user_handle;
+  uint32_t srq;   // receives come from there, or kNoHandle
+  uint32_t xrcd;  // XRC_RECV, or kNoHandle
 };
 struct CreateQpReply {
   ReplyHeader header;
@@ -344,6 +358,75 @@ struct QueryQpReply {
   uint32_t reserved;
 };
 
+struct CreateSrqRequest {
+  CommandHeader header;
+  uint32_t pd;
+  uint32_t type;  // enum ibv_srq_type: basic or XRC
+  uint32_t max_wr;
+  uint32_t max_sge;
+  uint64_t user_handle;
+  uint32_t xrcd;  // XRC, else kNoHandle
+  uint32_t cq;    // XRC: where its receives complete, else kNoHandle
+};
+struct CreateSrqReply {
+  ReplyHeader header;
+  uint32_t handle;  // = SRQ slot
+  uint32_t srqn;
+  uint32_t generation;
+  uint32_t max_wr;  // actual
+  uint32_t max_sge;
+  uint32_t reserved;
+  RingLocation ring;
+};
+
+// Bits of `mask` are those of enum ibv_srq_attr_mask. With a new max_wr the reply
+// has a second ring and nothing is changed yet, neither the limit: the client
+// copies the WQEs that are outstanding into it, each into the slot of its
+// number, stores SrqRecord::ring, and ends with FinishSrqResize.
+struct ModifySrqRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t mask;
+  uint32_t max_wr;
+  uint32_t srq_limit;  // the event comes when fewer WQEs are left; 0: never
+};
+struct ModifySrqReply {
+  ReplyHeader header;
+  uint32_t max_wr;
+  uint32_t ring_number;  // value of SrqRecord::ring that means the new ring
+  RingLocation ring;
+};
+struct FinishSrqResizeRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t commit;  // 0: the second ring is given up
+};
+struct QuerySrqReply {
+  ReplyHeader header;
+  uint32_t max_wr;
+  uint32_t max_sge;
+  uint32_t srq_limit;  // 0 after its event
+  uint32_t reserved;
+};
+
+// Descriptor: the file that the domain is known by, if has_file.
+struct OpenXrcdRequest {
+  CommandHeader header;
+  uint32_t has_file;
+  uint32_t flags;  // O_CREAT, O_EXCL
+};
+struct OpenQpRequest {
+  CommandHeader header;
+  uint32_t xrcd;
+  uint32_t qpn;
+  uint64_t user_handle;
+};
+struct OpenQpReply {
+  ReplyHeader header;
+  uint32_t handle;  // for ModifyQp, QueryQp and DestroyQp, which gives it up
+  uint32_t state;
+};
+
 struct CreateAhRequest {
   CommandHeader header;
   uint32_t pd;
@@ -375,7 +458,7 @@ static_assert(sizeof(QueryPortReply) == 48);
 
 // Record of the async event pipe; layout of ib_uverbs_async_event_desc.
 struct AsyncEventRecord {
-  uint64_t element;  // user_handle of the CQ or QP, or the port number
+  uint64_t element;  // user_handle of the CQ, QP or SRQ, or the port number
   uint32_t event_type;
   uint32_t reserved;
 };

@@ -9,7 +9,8 @@
 //
 // Who maps what:
 //   context memfd   one per opened device (ibv_context): ContextPage, doorbell
-//                   bits, QP and CQ records. Read-write on both sides.
+//                   bits, QP, CQ and SRQ
+//                   records. Read-write on both sides.
 //   ring segments   few per context, created on demand by the device: SQ, RQ
 //                   and CQ rings. Read-write on both sides.
 //   wake page       one per user of a daemon: how to wake a sleeping engine
@@ -25,9 +26,10 @@
 
 namespace verbena::abi {
 
-inline constexpr uint32_t kMaxQpSlots = 16384;  // QPs of one context
-inline constexpr uint32_t kMaxCqSlots = 16384;  // CQs of one context
-inline constexpr uint32_t kBlockBytes = 64;     // granule of WQEs and CQEs
+inline constexpr uint32_t kMaxQpSlots = 16384;   // QPs of one context
+inline constexpr uint32_t kMaxCqSlots = 16384;   // CQs of one context
+inline constexpr uint32_t kMaxSrqSlots = 16384;  // SRQs of one context
+inline constexpr uint32_t kBlockBytes = 64;      // granule of WQEs and CQEs
 inline constexpr uint32_t kMaxEngineThreads = 8;
 
 // One 128-byte record per QP slot. Producer indices count WQEs from 0, modulo
@@ -69,6 +71,21 @@ struct CqRecord {
 };
 static_assert(sizeof(CqRecord) == 64);
 
+// One 64-byte record per SRQ slot. An SRQ is a ring of receive WQEs as an RQ is,
+// but QPs take from it in any order: a WQE is copied out whole when a message
+// begins, and its slot is free when `taken` has passed it.
+struct SrqRecord {
+  // Written by the application: WQEs posted (release, after the WQE), and which
+  // of two rings they are in (before the producer; see ModifySrqRequest).
+  std::atomic<uint32_t> producer;
+  std::atomic<uint32_t> ring;
+  uint32_t reserved0[6];
+  // Written by the device (release): WQEs whose slots are free again.
+  std::atomic<uint32_t> taken;
+  uint32_t reserved1[7];
+};
+static_assert(sizeof(SrqRecord) == 64);
+
 // The context memfd.
 //
 // Ringing the doorbell for QP slot s (application side; always after posting
@@ -89,12 +106,14 @@ struct ContextPage {
   uint8_t reserved3[2048];
   QpRecord qp[kMaxQpSlots];
   CqRecord cq[kMaxCqSlots];
+  SrqRecord srq[kMaxSrqSlots];
 };
 static_assert(offsetof(ContextPage, doorbell_summary) == 64);
 static_assert(offsetof(ContextPage, doorbell_bits) == 4096);
 static_assert(offsetof(ContextPage, qp) == 8192);
 static_assert(offsetof(ContextPage, cq) == 8192 + 128 * kMaxQpSlots);
-static_assert(sizeof(ContextPage) == 8192 + 128 * kMaxQpSlots + 64 * kMaxCqSlots);
+static_assert(offsetof(ContextPage, srq) == 8192 + 128 * kMaxQpSlots + 64 * kMaxCqSlots);
+static_assert(sizeof(ContextPage) == 8192 + 128 * kMaxQpSlots + 64 * (kMaxCqSlots + kMaxSrqSlots));
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // One engine thread as seen by applications. `armed` is 1 while the thread

@@ -41,7 +41,8 @@ struct SendWqe {
   uint64_t remote_address;
   uint32_t rkey;
   uint32_t inline_bytes;  // with kWqeInline, else MBZ
-  // Atomics: compare_add and swap in host order. UD: the other view.
+  // Atomics: compare_add and swap in host order. UD and XRC: the other views.
+  // An XRC atomic has its SRQ number in imm_or_inv.
   union {
     struct {
       uint64_t compare_add;
@@ -53,6 +54,10 @@ struct SendWqe {
       uint32_t remote_qkey;
       uint32_t reserved;
     } ud;
+    struct {
+      uint32_t remote_srqn;
+      uint32_t reserved[3];
+    } xrc;
   };
 };
 static_assert(sizeof(SendWqe) == 48);
@@ -85,11 +90,14 @@ constexpr uint32_t RecvStride(uint32_t max_sge) {
 }
 
 enum CqeFlags : uint8_t {
-  kCqeSend = 1 << 0,      // completes a send WQE, else a receive WQE
-  kCqeWithImm = 1 << 1,   // imm_or_inv is immediate data (big-endian)
-  kCqeWithInv = 1 << 2,   // imm_or_inv is the invalidated rkey
-  kCqeGrh = 1 << 3,       // the first 40 bytes of the buffer hold a GRH
-  kCqeSolicited = 1 << 4  // was sent as a solicited event
+  kCqeSend = 1 << 0,       // completes a send WQE, else a receive WQE
+  kCqeWithImm = 1 << 1,    // imm_or_inv is immediate data (big-endian)
+  kCqeWithInv = 1 << 2,    // imm_or_inv is the invalidated rkey
+  kCqeGrh = 1 << 3,        // the first 40 bytes of the buffer hold a GRH
+  kCqeSolicited = 1 << 4,  // was sent as a solicited event
+  // Of an XRC SRQ: qp_slot and qp_generation are the SRQ's (its QP may belong to
+  // another process).
+  kCqeXrcSrq = 1 << 5
 };
 
 // Completion queue entry. Written by the device; valid when bit 0 of `phase`

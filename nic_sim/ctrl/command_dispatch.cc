@@ -81,6 +81,23 @@ int QueryQp(Call& call, const abi::HandleRequest& request, abi::QueryQpReply* re
 int DestroyQp(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
   return call.context->DestroyQp(request.handle, reply);
 }
+int CreateSrq(Call& call, const abi::CreateSrqRequest& request, abi::CreateSrqReply* reply) {
+  SegmentFds segments;
+  return TakeSegments(call.context->CreateSrq(request, reply, &segments), segments, call.result);
+}
+int ModifySrq(Call& call, const abi::ModifySrqRequest& request, abi::ModifySrqReply* reply) {
+  SegmentFds segments;
+  return TakeSegments(call.context->ModifySrq(request, reply, &segments), segments, call.result);
+}
+int FinishSrqResize(Call& call, const abi::FinishSrqResizeRequest& request, abi::HandleReply*) {
+  return call.context->FinishSrqResize(request);
+}
+int QuerySrq(Call& call, const abi::HandleRequest& request, abi::QuerySrqReply* reply) {
+  return call.context->QuerySrq(request.handle, reply);
+}
+int DestroySrq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
+  return call.context->DestroySrq(request.handle, reply);
+}
 int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
   return call.context->CreateAh(request, &reply->handle);
 }
@@ -152,6 +169,16 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&QueryPort>::kCommand;
     case abi::kCmdGetSegment:
       return &RowOf<&GetSegment>::kCommand;
+    case abi::kCmdCreateSrq:
+      return &RowOf<&CreateSrq>::kCommand;
+    case abi::kCmdModifySrq:
+      return &RowOf<&ModifySrq>::kCommand;
+    case abi::kCmdFinishSrqResize:
+      return &RowOf<&FinishSrqResize>::kCommand;
+    case abi::kCmdQuerySrq:
+      return &RowOf<&QuerySrq>::kCommand;
+    case abi::kCmdDestroySrq:
+      return &RowOf<&DestroySrq>::kCommand;
     default:
       return nullptr;
   }

@@ -58,7 +58,7 @@ struct Request {
   nlmsghdr header{};
   std::optional<uint32_t> device;
   std::optional<uint32_t> port;
-  std::optional<uint32_t> number;  // of one object: LQPN, CQN, MRN, PDN, CM_IDN, CTXN
+  std::optional<uint32_t> number;  // of one object: LQPN, CQN, MRN, PDN, CM_IDN, CTXN, SRQN
   std::optional<uint32_t> statistics_of;
   uint16_t operation() const { return RDMA_NL_GET_OP(header.nlmsg_type); }
   bool dump() const { return (header.nlmsg_flags & NLM_F_DUMP) == NLM_F_DUMP; }
@@ -94,6 +94,7 @@ bool ParseAttributes(std::span<const std::byte> bytes, Request* request) {
       case RDMA_NLDEV_ATTR_RES_PDN:
       case RDMA_NLDEV_ATTR_RES_CM_IDN:
       case RDMA_NLDEV_ATTR_RES_CTXN:
+      case RDMA_NLDEV_ATTR_RES_SRQN:
         good = take(&request->number);
         break;
       default:
@@ -231,6 +232,24 @@ void PutContext(const json& item, Writer* out) {
   out->Put32(RDMA_NLDEV_ATTR_RES_CTXN, Number32(item, "cookie"));
 }
 
+void PutSrq(const json& item, Writer* out) {
+  const bool is_xrc = Text(item, "type") == "XRC";
+  out->Put32(RDMA_NLDEV_ATTR_RES_SRQN, Number32(item, "srqn"));
+  out->Put8(RDMA_NLDEV_ATTR_RES_TYPE, is_xrc ? 1 : 0);
+  out->Put32(RDMA_NLDEV_ATTR_RES_PDN, Number32(item, "pdn"));
+  if (is_xrc) out->Put32(RDMA_NLDEV_ATTR_RES_CQN, Number32(item, "cqn"));
+  Writer qps;
+  // More would not fit into a message; the kernel folds neighbours instead.
+  constexpr size_t kMostQps = 128;
+  const auto found = item.find("qpns");
+  for (size_t i = 0; found != item.end() && i < std::min(found->size(), kMostQps); ++i) {
+    Writer qp;
+    qp.Put32(RDMA_NLDEV_ATTR_RES_LQPN, (*found)[i].get<uint32_t>());
+    qps.Put(RDMA_NLDEV_ATTR_RES_QP_ENTRY, qp);
+  }
+  if (qps.size() > 0) out->Put(RDMA_NLDEV_ATTR_RES_QP, qps);
+}
+
 void PutCmId(const json& item, Writer* out) {
   out->Put32(RDMA_NLDEV_ATTR_PORT_INDEX, kPort);
   out->Put32(RDMA_NLDEV_ATTR_RES_PS, Number32(item, "port_space"));
@@ -270,6 +289,9 @@ constexpr ObjectKind kKinds[] = {
     {RDMA_NLDEV_CMD_RES_CTX_GET, "context", "ctx", RDMA_NLDEV_ATTR_RES_CTX,
      RDMA_NLDEV_ATTR_RES_CTX_ENTRY, PutContext,
      [](const json& item) { return Number32(item, "cookie"); }},
+    {RDMA_NLDEV_CMD_RES_SRQ_GET, "srq", "srq", RDMA_NLDEV_ATTR_RES_SRQ,
+     RDMA_NLDEV_ATTR_RES_SRQ_ENTRY, PutSrq,
+     [](const json& item) { return Number32(item, "srqn"); }},
 };
 
 class Answerer {
@@ -307,8 +329,6 @@ class Answerer {
         return Statistics();
       case RDMA_NLDEV_CMD_SYS_GET:
         return System();
-      case RDMA_NLDEV_CMD_RES_SRQ_GET:
-        return 0;  // there are none
       case RDMA_NLDEV_CMD_SET:
       case RDMA_NLDEV_CMD_NEWLINK:
       case RDMA_NLDEV_CMD_DELLINK:

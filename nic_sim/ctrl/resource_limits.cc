@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kCurrentQpStateMod = 1 << 7;
 constexpr uint64_t kSysImageGuid = 1 << 11;
 constexpr uint64_t kRcRnrNakGen = 1 << 12;
+constexpr uint64_t kSrqResize = 1 << 13;
 constexpr uint32_t kAtomicHca = 1;  // enum ibv_atomic_cap
 
 // Not registered to anyone, so that no software takes the device for another.
@@ -27,7 +28,7 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_mr_size = ~uint64_t{0};
   a.page_size_cap = 0xfffff000;
   a.max_msg_size = kMaxMessageBytes;
-  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen;
+  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize;
   a.vendor_id = kVendorId;
   a.vendor_part_id = kVendorPartId;
   a.hw_ver = 1;
@@ -41,6 +42,9 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_mr = kMaxMr;
   a.max_pd = kMaxPd;
   a.max_ah = kMaxAh;
+  a.max_srq = kMaxSrq;
+  a.max_srq_wr = kMaxSrqWr;
+  a.max_srq_sge = kMaxSge;
   a.max_qp_rd_atom = kMaxRdAtomic;
   a.max_res_rd_atom = kMaxRdAtomic * kMaxQp;
   a.max_qp_init_rd_atom = kMaxRdAtomic;

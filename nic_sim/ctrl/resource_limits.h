@@ -17,6 +17,8 @@ inline constexpr uint32_t kMaxCq = 16384;
 inline constexpr uint32_t kMaxMr = 131072;
 inline constexpr uint32_t kMaxPd = 16384;
 inline constexpr uint32_t kMaxAh = 131072;
+inline constexpr uint32_t kMaxSrq = 16384;
+inline constexpr uint32_t kMaxSrqWr = 16384;
 inline constexpr uint32_t kMaxQpWr = 16384;
 inline constexpr uint32_t kMaxCqe = 1u << 20;
 inline constexpr uint32_t kMaxSge = 32;
@@ -36,6 +38,7 @@ struct UserLimits {
   uint32_t cqs;
   uint32_t mrs;
   uint32_t ahs;
+  uint32_t srqs;
   uint32_t channels;    // completion channels, a descriptor or two each; of the daemon
   uint64_t ring_bytes;  // shared memory for queues; of the daemon
 };
@@ -47,6 +50,7 @@ inline constexpr UserLimits kOwnerLimits = {
     .cqs = kMaxCq,
     .mrs = kMaxMr,
     .ahs = kMaxAh,
+    .srqs = kMaxSrq,
     .channels = 1u << 20,
     .ring_bytes = uint64_t{1} << 40,
 };
@@ -58,6 +62,7 @@ inline constexpr UserLimits kOtherUserLimits = {
     .cqs = kMaxCq / 4,
     .mrs = kMaxMr / 4,
     .ahs = kMaxAh / 4,
+    .srqs = kMaxSrq / 4,
     .channels = 1024,
     .ring_bytes = uint64_t{1} << 30,
 };

@@ -107,6 +107,13 @@ class Context {
   virtual int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) = 0;
   virtual int QueryQp(uint32_t handle, abi::QueryQpReply* reply) = 0;
   virtual int DestroyQp(uint32_t handle, abi::DestroyReply* reply) = 0;
+  virtual int CreateSrq(const abi::CreateSrqRequest& request, abi::CreateSrqReply* reply,
+                        SegmentFds* fds) = 0;
+  virtual int ModifySrq(const abi::ModifySrqRequest& request, abi::ModifySrqReply* reply,
+                        SegmentFds* fds) = 0;
+  virtual int FinishSrqResize(const abi::FinishSrqResizeRequest& request) = 0;
+  virtual int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) = 0;
+  virtual int DestroySrq(uint32_t handle, abi::DestroyReply* reply) = 0;
   virtual int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) = 0;
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;

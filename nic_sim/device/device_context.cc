@@ -12,29 +12,13 @@
 #include <new>
 
 #include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/device/slots.h"
 #include "nic_sim/qp/path.h"
 
 namespace verbena::nic {
 
 using transport::AsyncEventType;
 using transport::QpType;
-
-namespace {
-
-// First free slot of a table that may grow to `limit`; `limit` if none.
-template <typename Table>
-uint32_t FreeSlot(Table& table, uint32_t limit) {
-  for (uint32_t i = 0; i < table.size(); ++i) {
-    if (table[i] == nullptr) return i;
-  }
-  if (table.size() >= limit) return limit;
-  table.emplace_back();
-  return static_cast<uint32_t>(table.size() - 1);
-}
-
-uint32_t Slots(uint32_t entries) { return std::bit_ceil(std::max(entries, 1u)); }
-
-}  // namespace
 
 DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
                              ClientIdentity client, std::unique_ptr<AddressSpace> space,
@@ -64,6 +48,9 @@ DeviceContext::~DeviceContext() {
     --share_.cq_count;
   }
   for (const uint32_t key : mrs_) share_.regions.Deregister(key);
+  for (const auto& srq : srqs_) {
+    if (srq != nullptr) --share_.srq_count;
+  }
   share_.ah_count -= static_cast<uint32_t>(ahs_.size());
   share_.pd_count -= static_cast<uint32_t>(pds_.size());
   close(client_.async_write_fd);
@@ -207,6 +194,8 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
       FindCq(request.recv_cq) == nullptr) {
     return EINVAL;
   }
+  if (request.xrcd != abi::kNoHandle) return EINVAL;
+  if (request.srq != abi::kNoHandle && FindSrq(request.srq) == nullptr) return EINVAL;
   const abi::DeviceAttributes& limits = nic_.attributes();
   const abi::QpCaps& caps = request.caps;
   if (caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr ||
@@ -225,9 +214,11 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
   if (slot == abi::kMaxQpSlots) return ENOMEM;
   abi::QpCaps caps = request.caps;
   caps.max_send_wr = std::max(caps.max_send_wr, 1u);
-  caps.max_recv_wr = std::max(caps.max_recv_wr, 1u);
+  SharedReceiveQueue* const srq = FindSrq(request.srq);
+  // With an SRQ there is no queue of its own, whatever is asked for.
+  caps.max_recv_wr = srq != nullptr ? 0 : std::max(caps.max_recv_wr, 1u);
   caps.max_send_sge = std::max(caps.max_send_sge, 1u);
-  caps.max_recv_sge = std::max(caps.max_recv_sge, 1u);
+  caps.max_recv_sge = srq != nullptr ? 0 : std::max(caps.max_recv_sge, 1u);
   const uint32_t sq_stride = abi::SendStride(caps.max_send_sge, caps.max_inline);
   // What the WQE has room for anyway is given.
   caps.max_inline = std::min(kMaxInline, sq_stride - static_cast<uint32_t>(sizeof(abi::SendWqe)));
@@ -236,11 +227,13 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
   if (const int error = rings_.Allocate(Slots(caps.max_send_wr), sq_stride, &sq, fds); error != 0) {
     return error;
   }
-  if (const int error =
-          rings_.Allocate(Slots(caps.max_recv_wr), abi::RecvStride(caps.max_recv_sge), &rq, fds);
-      error != 0) {
-    rings_.Free(sq);
-    return error;
+  if (srq == nullptr) {
+    const uint32_t rq_stride = abi::RecvStride(caps.max_recv_sge);
+    if (const int error = rings_.Allocate(Slots(caps.max_recv_wr), rq_stride, &rq, fds);
+        error != 0) {
+      rings_.Free(sq);
+      return error;
+    }
   }
   static std::atomic<uint32_t> generation{0};  // of all QPs: a slot never repeats one soon
   const Qp::Config config{.nic = &nic_,
@@ -255,6 +248,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
                           .signal_all = request.sq_sig_all != 0,
                           .send_cq = FindCq(request.send_cq),
                           .recv_cq = FindCq(request.recv_cq),
+                          .srq = srq,
                           .sq_ring = sq,
                           .rq_ring = rq,
                           .record = &page_->qp[slot],

@@ -22,10 +22,11 @@
 #include "nic_sim/qp/qp.h"
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_memory.h"
+#include "nic_sim/queues/shared_receive_queue.h"
 
 namespace verbena::nic {
 
-class DeviceContext final : public Context, public QpEventSink {
+class DeviceContext final : public Context, public QpEventSink, public SrqEventSink {
  public:
   DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
                 ClientIdentity client, std::unique_ptr<AddressSpace> space, SharedMemory page);
@@ -48,6 +49,13 @@ class DeviceContext final : public Context, public QpEventSink {
   int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) override;
   int QueryQp(uint32_t handle, abi::QueryQpReply* reply) override;
   int DestroyQp(uint32_t handle, abi::DestroyReply* reply) override;
+  int CreateSrq(const abi::CreateSrqRequest& request, abi::CreateSrqReply* reply,
+                SegmentFds* fds) override;
+  int ModifySrq(const abi::ModifySrqRequest& request, abi::ModifySrqReply* reply,
+                SegmentFds* fds) override;
+  int FinishSrqResize(const abi::FinishSrqResizeRequest& request) override;
+  int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) override;
+  int DestroySrq(uint32_t handle, abi::DestroyReply* reply) override;
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override;
   int DestroyAh(uint32_t handle) override;
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
@@ -56,6 +64,7 @@ class DeviceContext final : public Context, public QpEventSink {
   const AddressHandle* FindAh(uint32_t handle) const override;
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
+  void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
 
   // For listings.
   const Nic& nic() const { return nic_; }
@@ -67,12 +76,16 @@ class DeviceContext final : public Context, public QpEventSink {
   const std::unordered_set<uint32_t>& mrs() const { return mrs_; }
   const std::vector<std::unique_ptr<CompletionQueue>>& cqs() const { return cqs_; }
   const std::vector<Qp*>& qps() const { return qps_; }
+  const std::vector<std::unique_ptr<SharedReceiveQueue>>& srqs() const { return srqs_; }
 
  private:
   CompletionQueue* FindCq(uint32_t handle) const {
     return handle < cqs_.size() ? cqs_[handle].get() : nullptr;
   }
   Qp* FindQp(uint32_t handle) const { return handle < qps_.size() ? qps_[handle] : nullptr; }
+  SharedReceiveQueue* FindSrq(uint32_t handle) const {
+    return handle < srqs_.size() ? srqs_[handle].get() : nullptr;
+  }
   // Takes `fd` over unless there is an error.
   int ChannelOf(int fd, std::shared_ptr<EventChannel>* channel);
   int CheckQpRequest(const abi::CreateQpRequest& request) const;
@@ -95,8 +108,9 @@ class DeviceContext final : public Context, public QpEventSink {
   std::unordered_set<uint32_t> mrs_;            // handle = key
   std::unordered_map<uint32_t, AddressHandle> ahs_;
   uint32_t next_ah_ = 1;
-  std::vector<std::unique_ptr<CompletionQueue>> cqs_;  // by slot
-  std::vector<Qp*> qps_;                               // by slot, owned
+  std::vector<std::unique_ptr<CompletionQueue>> cqs_;      // by slot
+  std::vector<Qp*> qps_;                                   // by slot, owned
+  std::vector<std::unique_ptr<SharedReceiveQueue>> srqs_;  // by slot
   std::vector<std::weak_ptr<EventChannel>> channels_;
 };
 

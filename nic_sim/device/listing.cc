@@ -37,7 +37,20 @@ json Describe(const Qp& qp) {
           {"rq_taken", qp.rq().taken()},
           {"outstanding", progress.outstanding},
           {"una_psn", progress.una_psn.value()},
-          {"msn", progress.msn.value()}};
+          {"msn", progress.msn.value()},
+          {"pdn", qp.config().pd},
+          {"srqn",
+           qp.config().srq != nullptr ? json(qp.config().srq->config().number) : json(nullptr)}};
+}
+
+json Describe(const SharedReceiveQueue& srq, const DeviceContext& context) {
+  json qpns = json::array();
+  for (const Qp* qp : context.qps()) {
+    if (qp != nullptr && qp->config().srq == &srq) qpns.push_back(qp->qpn().value());
+  }
+  return {{"srqn", srq.config().number},   {"type", "BASIC"},         {"pdn", srq.config().pd},
+          {"max_wr", srq.config().max_wr}, {"posted", srq.posted()},  {"taken", srq.taken()},
+          {"limit", srq.limit()},          {"error", srq.in_error()}, {"qpns", std::move(qpns)}};
 }
 
 json Describe(const CompletionQueue& cq) {
@@ -84,6 +97,10 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
     for (const Qp* qp : context.qps()) {
       if (qp != nullptr) Add(items, context, Describe(*qp));
     }
+  } else if (what == "srq") {
+    for (const auto& srq : context.srqs()) {
+      if (srq != nullptr) Add(items, context, Describe(*srq, context));
+    }
   }
 }
 
@@ -112,7 +129,7 @@ json ForEachTenant(const std::vector<std::shared_ptr<Tenant>>& tenants, Visitor 
 }  // namespace
 
 json Device::List(std::string_view what, std::optional<uid_t> user) const {
-  static constexpr std::string_view kKinds[] = {"context", "pd", "mr", "cq", "qp"};
+  static constexpr std::string_view kKinds[] = {"context", "pd", "mr", "cq", "qp", "srq"};
   if (std::find(std::begin(kKinds), std::end(kKinds), what) == std::end(kKinds)) return nullptr;
   std::vector<std::shared_ptr<Tenant>> tenants = state_->Tenants();
   if (user) std::erase_if(tenants, [user](const auto& one) { return one->uid != UserOf(*user); });
@@ -204,6 +221,7 @@ json Device::Dump() const {
           {"contexts", List("context")["items"]},
           {"cqs", List("cq")["items"]},
           {"qps", List("qp")["items"]},
+          {"srqs", List("srq")["items"]},
           {"counters", Counters("")["devices"]}};
 }
 

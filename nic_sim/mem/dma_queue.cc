@@ -799,14 +799,14 @@ const DmaQueue::Counters& DmaQueue::counters() const { return state_->counters; 
 
 MemoryStatus QpMemory::Check(uint32_t key, uint64_t address, uint64_t length, MemoryAccess access) {
   Extent extent;
-  return table_.Translate(key, pd_, address, length, access, &extent);
+  return table_.Translate(key, PdOf(access), address, length, access, &extent);
 }
 
 MemoryStatus QpMemory::Place(const transport::MemorySegment& to, std::span<const std::byte> bytes,
                              MemoryAccess access, bool last, Ticket* ticket) {
   Extent extent;
   const MemoryStatus status =
-      table_.Translate(to.key, pd_, to.address, bytes.size(), access, &extent);
+      table_.Translate(to.key, PdOf(access), to.address, bytes.size(), access, &extent);
   if (status != MemoryStatus::kOk) return status;
   // Only RDMA WRITE is watched in memory; SEND and READ have a completion.
   const bool watched = access == MemoryAccess::kRemoteWrite;

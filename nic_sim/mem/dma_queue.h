@@ -119,7 +119,9 @@ class DmaQueue {
 class QpMemory final : public transport::MemoryPort {
  public:
   QpMemory(RegionTable& table, DmaQueue& dma, PdId pd, DmaOwner* owner)
-      : table_(table), dma_(dma), pd_(pd), owner_(owner) {}
+      : table_(table), dma_(dma), pd_(pd), receive_pd_(pd), owner_(owner) {}
+  // PD of buffers of receives, where it is another (SRQ).
+  void set_receive_pd(PdId pd) { receive_pd_ = pd; }
 
   transport::MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
                                 transport::MemoryAccess access) override;
@@ -134,7 +136,12 @@ class QpMemory final : public transport::MemoryPort {
  private:
   RegionTable& table_;
   DmaQueue& dma_;
+  PdId PdOf(transport::MemoryAccess access) const {
+    return access == transport::MemoryAccess::kLocalWrite ? receive_pd_ : pd_;
+  }
+
   PdId pd_;
+  PdId receive_pd_;
   DmaOwner* owner_;
   transport::Ticket next_ticket_ = 1;
 };

@@ -74,6 +74,7 @@ struct NicShare {
   uint32_t qp_count = 0;
   uint32_t cq_count = 0;
   uint32_t ah_count = 0;
+  uint32_t srq_count = 0;
   PdId next_pd = 1;
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;

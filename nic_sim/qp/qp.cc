@@ -37,9 +37,11 @@ Qp::Qp(const Config& config)
            .max_inline = config.caps.max_inline,
            .signal_all = config.signal_all,
            .datagrams = config.type == QpType::kUd}),
-      rq_(config.rq_ring, config.record, config.caps.max_recv_sge) {
+      rq_(config.rq_ring, config.record, config.caps.max_recv_sge),
+      srq_port_(config.srq) {
   ++config_.send_cq->qp_references;
   ++config_.recv_cq->qp_references;
+  if (config_.srq != nullptr) ++config_.srq->qp_references;
   ResetQueues();
   SetState(QpState::kReset);
 }
@@ -47,6 +49,7 @@ Qp::Qp(const Config& config)
 Qp::~Qp() {
   --config_.send_cq->qp_references;
   --config_.recv_cq->qp_references;
+  if (config_.srq != nullptr) --config_.srq->qp_references;
 }
 
 void Qp::SetState(QpState state) {
@@ -139,6 +142,8 @@ int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) 
   if (to == QpState::kReset) {
     ResetMachines();
     ResetQueues();
+    srq_port_.set_open(true);
+    last_wqe_reported_ = false;
     attr_ = {};
     config_.generation = new_generation;
   } else if (to == QpState::kErr) {
@@ -182,8 +187,26 @@ void Qp::ReportDrained() {
   if (attr_.en_sqd_async_notify != 0) config_.sink->OnQpEvent(*this, AsyncEventType::kSqDrained);
 }
 
+void Qp::CheckSrq() {
+  if (config_.srq == nullptr) return;
+  config_.srq->Publish();
+  if (!config_.srq->in_error() || !receives()) return;
+  MoveToError();
+  config_.sink->OnQpEvent(*this, AsyncEventType::kQpFatal);
+}
+
+// IBTA Vol 1 §11.5.2 ("Last WQE Reached"): the application may destroy the QP
+// when it has polled what is in the CQ.
+void Qp::ReportLastWqe() {
+  if (config_.srq == nullptr || state_ != QpState::kErr || last_wqe_reported_) return;
+  if (!receives_flushed()) return;
+  last_wqe_reported_ = true;
+  config_.sink->OnQpEvent(*this, AsyncEventType::kQpLastWqeReached);
+}
+
 void Qp::MoveToError() {
   if (state_ == QpState::kErr) return;
+  srq_port_.set_open(false);
   // Shown before the RQ is emptied: what is posted later rings the doorbell.
   SetState(QpState::kErr);
   abi::FullFence();

@@ -15,6 +15,7 @@
 #include "nic_sim/mem/dma_queue.h"
 #include "nic_sim/qp/nic.h"
 #include "nic_sim/queues/completion_queue.h"
+#include "nic_sim/queues/shared_receive_queue.h"
 #include "nic_sim/queues/work_queue.h"
 #include "transport/base/time.h"
 #include "transport/qp_state.h"
@@ -59,6 +60,7 @@ class Qp {
     bool signal_all = false;
     CompletionQueue* send_cq = nullptr;
     CompletionQueue* recv_cq = nullptr;
+    SharedReceiveQueue* srq = nullptr;  // nullptr: its own queue
     Ring sq_ring;
     Ring rq_ring;
     abi::QpRecord* record = nullptr;
@@ -146,6 +148,16 @@ class Qp {
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
   // SQD and nothing outstanding any more: tells once.
   void ReportDrained();
+  transport::ReceiveQueuePort& receive_queue() {
+    if (config_.srq != nullptr) return srq_port_;
+    return rq_;
+  }
+  // PD of the buffers that receives name.
+  PdId receive_pd() const { return config_.srq != nullptr ? config_.srq->config().pd : config_.pd; }
+  // Of a QP on an SRQ: when packets and failures have been dealt with, and when
+  // all completions have been written.
+  void CheckSrq();
+  void ReportLastWqe();
 
   // What the state machines do with an accepted change that is neither to RESET
   // nor to ERR; attr() is the new one, state() still the old.
@@ -153,6 +165,8 @@ class Qp {
   virtual void ResetMachines() = 0;
   virtual void FlushMachines() = 0;
   virtual bool drained() const = 0;
+  // In error, no receive is in progress any more.
+  virtual bool receives_flushed() const = 0;
 
   Config config_;
   transport::Qpn qpn_;
@@ -162,6 +176,7 @@ class Qp {
   transport::PacketTemplate path_;
   SendQueue sq_;
   ReceiveQueue rq_;
+  SrqPort srq_port_;
 
  private:
   int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
@@ -170,6 +185,7 @@ class Qp {
   void ResetQueues();
 
   bool drained_reported_ = false;
+  bool last_wqe_reported_ = false;
 };
 
 // Two P_Keys match when their low 15 bits do and one is a full member.

@@ -47,7 +47,9 @@ RcQp::RcQp(const Config& config)
                   .max_sge = config.caps.max_send_sge,
                   .max_inline = config.caps.max_inline},
                  requester_memory_),
-      responder_(responder_memory_, rq_) {}
+      responder_(responder_memory_, receive_queue()) {
+  responder_memory_.set_receive_pd(receive_pd());
+}
 
 RcQp::~RcQp() {
   config_.shard->dma().Forget(&requester_side_);
@@ -145,6 +147,7 @@ void RcQp::DrainOutputs(Time now) {
 }
 
 uint32_t RcQp::Service(Time now, uint32_t budget) {
+  CheckSrq();
   DrainOutputs(now);
   uint32_t fetched = 0;
   if (sends()) {
@@ -158,6 +161,7 @@ uint32_t RcQp::Service(Time now, uint32_t budget) {
   if (wants_error()) MoveToError();
   DrainOutputs(now);
   ReportDrained();
+  ReportLastWqe();
   return fetched;
 }
 

@@ -71,6 +71,7 @@ class RcQp final : public Qp {
   void ResetMachines() override;
   void FlushMachines() override;
   bool drained() const override { return requester_.drained(); }
+  bool receives_flushed() const override { return responder_.flushed(); }
   void DrainOutputs(transport::Time now);
 
   RequesterSide requester_side_;

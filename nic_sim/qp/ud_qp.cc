@@ -31,7 +31,9 @@ UdQp::UdQp(const Config& config)
     : Qp(config),
       receiver_side_(*this),
       memory_(config.share->regions, config.shard->dma(), config.pd, &receiver_side_),
-      receiver_(memory_, rq_) {}
+      receiver_(memory_, receive_queue()) {
+  memory_.set_receive_pd(receive_pd());
+}
 
 UdQp::~UdQp() { config_.shard->dma().Forget(&receiver_side_); }
 
@@ -88,6 +90,7 @@ void UdQp::DrainOutputs(Time now) {
 }
 
 uint32_t UdQp::Service(Time now, uint32_t budget) {
+  CheckSrq();
   DrainOutputs(now);
   if (state_ == QpState::kRts && sender_.failed()) SetState(QpState::kSqe);
   if (state_ != QpState::kErr && receiver_.failed()) MoveToError();
@@ -100,6 +103,7 @@ uint32_t UdQp::Service(Time now, uint32_t budget) {
   if (flushed != 0) sq_.Publish();
   DrainOutputs(now);
   ReportDrained();
+  ReportLastWqe();
   return flushed + std::exchange(fetched_, 0);
 }
 

@@ -60,6 +60,7 @@ class UdQp final : public Qp {
   void ResetMachines() override;
   void FlushMachines() override;
   bool drained() const override { return sender_.drained(); }
+  bool receives_flushed() const override { return receiver_.flushed(); }
   void DrainOutputs(transport::Time now);
 
   ReceiverSide receiver_side_;

@@ -96,6 +96,15 @@ void SendQueue::Reset() {
   Publish();
 }
 
+void CopyRecvWqe(const std::byte* slot, uint32_t max_sge, transport::RecvRequest* request) {
+  abi::RecvWqe wqe;
+  std::memcpy(&wqe, slot, sizeof wqe);
+  request->wr_id = wqe.wr_id;
+  request->malformed = wqe.num_sge > max_sge;
+  request->sge_count = request->malformed ? 0 : wqe.num_sge;
+  CopySges(slot + sizeof wqe, request->sge_count, request->sges);
+}
+
 uint32_t ReceiveQueue::Posted() const {
   return Clamp(record_->rq_producer.load(std::memory_order_acquire), taken_, ring_.location.slots);
 }
@@ -104,13 +113,8 @@ bool ReceiveQueue::Take(transport::RecvRequest* request) {
   if (ring_.data == nullptr || empty()) return false;
   const std::byte* slot =
       ring_.data + uint64_t{taken_ & (ring_.location.slots - 1)} * ring_.location.stride;
-  abi::RecvWqe wqe;
-  std::memcpy(&wqe, slot, sizeof wqe);
-  request->wr_id = wqe.wr_id;
+  CopyRecvWqe(slot, max_sge_, request);
   request->wqe_index = taken_++;
-  request->malformed = wqe.num_sge > max_sge_;
-  request->sge_count = request->malformed ? 0 : wqe.num_sge;
-  CopySges(slot + sizeof wqe, request->sge_count, request->sges);
   return true;
 }
 

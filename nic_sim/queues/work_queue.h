@@ -57,6 +57,9 @@ class SendQueue {
   uint32_t fetched_ = 0;
 };
 
+// Copies the receive WQE in `slot`, but for its index.
+void CopyRecvWqe(const std::byte* slot, uint32_t max_sge, transport::RecvRequest* request);
+
 class ReceiveQueue final : public transport::ReceiveQueuePort {
  public:
   ReceiveQueue(const Ring& ring, abi::QpRecord* record, uint32_t max_sge)

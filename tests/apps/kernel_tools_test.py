@@ -27,10 +27,11 @@ class KernelTools(AppTestCase):
     def rdma(self, *argv):
         return json.loads(self.ok("rdma", "-j", *argv))
 
-    def under_load(self):
+    def under_load(self, *command):
         """A server that waits with its objects, until it is closed."""
         port = free_port()
-        program = self.daemon.program("ibv_rc_pingpong", "-d", "verbena0", "-g", 1, "-p", port)
+        program = self.daemon.program(*(command or ["ibv_rc_pingpong"]), "-d", "verbena0", "-g", 1,
+                                      "-p", port)
         end = 200
         while not verbena_testing.listening(port) and program.running() and end:
             end -= 1
@@ -93,6 +94,20 @@ class KernelTools(AppTestCase):
             cqs = [cq for cq in self.rdma("resource", "show", "cq") if cq["comm"] == "ibv_rc_pingpong"]
             self.assertGreaterEqual(cqs[0]["cqe"], 1)
             self.assertTrue(self.rdma("resource", "show", "pd"))
+        finally:
+            program.close()
+
+    def test_rdma_resource_shows_shared_receive_queues(self):
+        program = self.under_load("ibv_srq_pingpong", "-q", 3)
+        try:
+            shown = self.rdma("resource", "show", "srq")
+            self.assertEqual(len(shown), 1)
+            self.assertEqual(shown[0]["type"], "BASIC")
+            self.assertEqual(shown[0]["comm"], "ibv_srq_pingpong")
+            self.assertEqual(len(shown[0]["lqpn"]), 3)
+            listed = self.json_list("srq")[0]
+            self.assertEqual(listed["srqn"], shown[0]["srqn"])
+            self.assertEqual(listed["posted"], 500)
         finally:
             program.close()
 

@@ -76,6 +76,12 @@ class Perftest(AppTestCase):
         self.bandwidth("ib_atomic_bw", events=True, sizes=False)
         self.run_tool("ib_atomic_bw", "-A", "CMP_AND_SWAP", "-n", 300)
 
+    def test_shared_receive_queue(self):
+        for options in (("-q", 4), ("-q", 4, "-e"), ("-r", 16), ("-q", 2, "-b")):
+            self.run_tool("ib_send_bw", "--use-srq", "-n", 300, *options)
+        self.run_tool("ib_send_bw", "--use-srq", "-c", "UD", "-n", 300)
+        self.run_tool("ib_send_lat", "--use-srq", "-n", 300)
+
     def test_ib_send_lat(self):
         self.latency("ib_send_lat", events=True)
 

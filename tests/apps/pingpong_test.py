@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock ibv_rc_pingpong with data check (-c) and ibv_ud_pingpong: sizes, MTUs, polling and events,
+"""Stock ibv_rc_pingpong with data check (-c), ibv_ud_pingpong and ibv_srq_pingpong: sizes, MTUs, polling and events,
 GIDs, NICs.
 
 VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
@@ -65,6 +65,20 @@ class Pingpong(AppTestCase):
                                     ["ibv_ud_pingpong", "-d", nics[1], *options, ADDRESS], port)
                 for output in outputs:
                     self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
+
+    def test_shared_receive_queue(self):
+        """Sixteen QPs on one SRQ at either end, and other numbers, depths, sizes."""
+        for nics, options in ((TWO, ["-c"]), (ONE, ["-c", "-e"]), (TWO, ["-q", 1, "-r", 1]),
+                              (TWO, ["-q", 64, "-c", "-e", "-r", 128]),
+                              (ONE, ["-s", 65536, "-m", 256, "-c", "-n", 20])):
+            with self.subTest(nics=nics, options=options):
+                port = free_port()
+                common = ["-g", 1, "-p", port, "-n", 40, *options]
+                outputs = self.pair(["ibv_srq_pingpong", "-d", nics[0], *common],
+                                    ["ibv_srq_pingpong", "-d", nics[1], *common, ADDRESS], port)
+                for output in outputs:
+                    self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
+                    self.assertNotIn("invalid data", output)
 
     def test_full_matrix(self):
         if not FULL:

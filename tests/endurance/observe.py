@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 
-OBJECTS = ("context", "pd", "mr", "cq", "qp")
+OBJECTS = ("context", "pd", "mr", "cq", "qp", "srq")
 
 
 def ask(path, request, limit=5.0):

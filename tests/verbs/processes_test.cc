@@ -35,7 +35,7 @@ int CountOf(const char* what, pid_t pid) {
   return count;
 }
 
-constexpr const char* kKinds[] = {"context", "pd", "mr", "cq", "qp"};
+constexpr const char* kKinds[] = {"context", "pd", "mr", "cq", "qp", "srq"};
 
 // A small client that uses the main operations on a QP connected to itself.
 void UseEverything(const std::string& device) {
@@ -76,6 +76,11 @@ VERBENA_ROLE(holder) {
   RcEnd end((EndOptions()));
   std::vector<std::unique_ptr<RcEnd>> more;
   for (int i = 0; i < 5; ++i) more.push_back(std::make_unique<RcEnd>(end, EndOptions()));
+  ibv_srq_init_attr srq_attr = {nullptr, {16, 1, 0}};
+  const Owned<ibv_srq> srq(ibv_create_srq(end.pd(), &srq_attr));
+  EndOptions on_srq;
+  on_srq.srq = srq.get();
+  more.push_back(std::make_unique<RcEnd>(end, on_srq));
   Memory memory(end.pd(), 1 << 20);
   Memory other(end.pd(), 4096);
   end.Connect(PeerAddress::Parse(arguments.at(0)));

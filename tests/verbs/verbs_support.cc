@@ -145,7 +145,8 @@ void RcEnd::CreateQp(const EndOptions& options) {
   ibv_qp_init_attr init = {};
   init.send_cq = send_cq_.get();
   init.recv_cq = recv_cq_.get();
-  init.qp_type = IBV_QPT_RC;
+  init.qp_type = options.type;
+  init.srq = options.srq;
   init.sq_sig_all = options.sq_sig_all;
   init.cap.max_send_wr = options.send_wr;
   init.cap.max_recv_wr = options.recv_wr;
@@ -194,9 +195,10 @@ int RcEnd::ToRtr(const PeerAddress& peer, const PathOptions& path) {
   attr.ah_attr.grh.dgid = peer.gid;
   attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_index_);
   attr.ah_attr.grh.hop_limit = 64;
+  const int reliable = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
   return ibv_modify_qp(qp(), &attr,
                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                           IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+                           IBV_QP_RQ_PSN | (qp()->qp_type == IBV_QPT_RC ? reliable : 0));
 }
 
 int RcEnd::ToRts(const PathOptions& path) {
@@ -207,9 +209,10 @@ int RcEnd::ToRts(const PathOptions& path) {
   attr.rnr_retry = path.rnr_retry;
   attr.sq_psn = psn_;
   attr.max_rd_atomic = path.rd_atomic;
+  const int reliable =
+      IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
   return ibv_modify_qp(qp(), &attr,
-                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                           IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+                       IBV_QP_STATE | IBV_QP_SQ_PSN | (qp()->qp_type == IBV_QPT_RC ? reliable : 0));
 }
 
 int RcEnd::ToState(ibv_qp_state state) {

@@ -29,6 +29,7 @@ struct VerbsDeleter {
   void operator()(ibv_mr* object) const { ibv_dereg_mr(object); }
   void operator()(ibv_cq* object) const { ibv_destroy_cq(object); }
   void operator()(ibv_qp* object) const { ibv_destroy_qp(object); }
+  void operator()(ibv_srq* object) const { ibv_destroy_srq(object); }
   void operator()(ibv_ah* object) const { ibv_destroy_ah(object); }
   void operator()(ibv_comp_channel* object) const { ibv_destroy_comp_channel(object); }
 };
@@ -80,6 +81,8 @@ struct EndOptions {
   int cqe = 256;
   bool sq_sig_all = false;
   bool channel = false;
+  ibv_qp_type type = IBV_QPT_RC;  // or UC
+  ibv_srq* srq = nullptr;
 };
 
 struct PathOptions {
@@ -102,7 +105,7 @@ struct PeerAddress {
   static PeerAddress Parse(const std::string& text);
 };
 
-// One RC QP with everything that it needs.
+// One RC (or UC) QP with everything that it needs.
 class RcEnd {
  public:
   explicit RcEnd(const EndOptions& options = {});

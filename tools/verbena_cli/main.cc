@@ -174,9 +174,9 @@ void AddObserving(CLI::App* app, Arguments* a) {
                              "  verbena list mr --json"),
                   &a->instance),
       &a->json);
-  list->add_option("what", a->what, "context, pd, mr, cq, qp or cm_id")
+  list->add_option("what", a->what, "context, pd, mr, cq, qp, srq or cm_id")
       ->required()
-      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp", "cm_id"}));
+      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp", "srq", "cm_id"}));
   CLI::App* counters = AddJson(
       AddInstance(
           AddCommand(app, "counters", "Show the counters of the ports",

@@ -92,6 +92,9 @@ class RcResponder {
   // and calls Flush().
   bool failed() const { return failing_ && responses_.empty(); }
 
+  // After Flush: no receive that was taken waits for its completion.
+  bool flushed() const { return flushing_ && completions_.empty() && !has_receive_; }
+
   Psn expected_psn() const { return expected_psn_; }
   Msn msn() const { return msn_; }
   const TransportCounters& counters() const { return counters_; }

@@ -52,6 +52,8 @@ class UdReceiver {
 
   bool PollCompletion(Completion* completion);
 
+  // After Flush: no receive that was taken waits for its completion.
+  bool flushed() const { return flushing_ && received_.empty(); }
   // A receive failed: the QP goes to ERR.
   bool failed() const { return failed_; }
   const TransportCounters& counters() const { return counters_; }

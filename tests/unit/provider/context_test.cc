@@ -105,11 +105,6 @@ TEST_F(OpenedDevice, WhatIsNotBuiltIsNotSupported) {
   errno = 0;
   EXPECT_EQ(ibv_alloc_mw(pd, IBV_MW_TYPE_1), nullptr);
   EXPECT_EQ(errno, EOPNOTSUPP);
-  ibv_srq_init_attr srq = {};
-  srq.attr = {1, 1, 0};
-  errno = 0;
-  EXPECT_EQ(ibv_create_srq(pd, &srq), nullptr);
-  EXPECT_EQ(errno, EOPNOTSUPP);
   ibv_cq_init_attr_ex cq = {};
   cq.cqe = 1;
   errno = 0;

@@ -83,6 +83,25 @@ class FakeContext final : public Context {
     reply->async_events = 4;
     return 0;
   }
+  int CreateSrq(const abi::CreateSrqRequest& request, abi::CreateSrqReply* reply,
+                SegmentFds*) override {
+    reply->max_wr = request.max_wr;
+    return 0;
+  }
+  int ModifySrq(const abi::ModifySrqRequest& request, abi::ModifySrqReply* reply,
+                SegmentFds*) override {
+    reply->max_wr = request.max_wr;
+    return 0;
+  }
+  int FinishSrqResize(const abi::FinishSrqResizeRequest&) override { return 0; }
+  int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) override {
+    reply->max_sge = handle;
+    return 0;
+  }
+  int DestroySrq(uint32_t, abi::DestroyReply* reply) override {
+    reply->async_events = 2;
+    return 0;
+  }
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override {
     *handle = request.attr.port_num;
     return 0;
