@@ -111,6 +111,7 @@ class RawProcess {
   }
   Queue CreateQp() {
     abi::CreateQpRequest request{};
+    request.srq = request.xrcd = abi::kNoHandle;
     request.pd = pd_;
     request.send_cq = request.recv_cq = cq_;
     request.type = 2;

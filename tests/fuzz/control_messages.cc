@@ -306,6 +306,7 @@ class Conversation {
         return simple(handle(abi::kCmdCreateCq));
       case abi::kCmdCreateQp: {
         abi::CreateQpRequest request{};
+        request.srq = request.xrcd = abi::kNoHandle;
         request.header = {op, sizeof request, 4};
         request.pd = handle(abi::kCmdAllocPd);
         request.send_cq = request.recv_cq = handle(abi::kCmdCreateCq);

@@ -229,6 +229,7 @@ Objects Create(Client& client) {
   if (objects.rings == MAP_FAILED) Die("mmap of rings");
   objects.cq = cq.handle;
   abi::CreateQpRequest request{};
+  request.srq = request.xrcd = abi::kNoHandle;
   request.pd = objects.pd;
   request.send_cq = request.recv_cq = objects.cq;
   request.type = 2;  // RC
@@ -355,6 +356,7 @@ void WakeAll(Client& client) {
   abi::CreateCqReply cq{};
   Must(client.Command(abi::kCmdCreateCq, cq_request, &cq), "create_cq");
   abi::CreateQpRequest request{};
+  request.srq = request.xrcd = abi::kNoHandle;
   request.pd = pd.handle;
   request.send_cq = request.recv_cq = cq.handle;
   request.type = 2;

@@ -99,6 +99,7 @@ RawClient::Cq RawClient::CreateCq(uint32_t entries) {
 RawClient::Qp RawClient::CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps) {
   const std::lock_guard lock(context_->lock());
   abi::CreateQpRequest request{};
+  request.srq = request.xrcd = abi::kNoHandle;
   request.pd = pd_;
   request.send_cq = send_cq.handle;
   request.recv_cq = recv_cq.handle;

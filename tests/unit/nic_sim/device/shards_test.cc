@@ -178,6 +178,7 @@ TEST(AnotherUser, GetsAQuarterOfTheQps) {
   RawClient user(*TheDevice(), 0, User(0));
   RawClient::Cq cq = user.CreateCq(16);
   abi::CreateQpRequest request{};
+  request.srq = request.xrcd = abi::kNoHandle;
   request.pd = user.pd();
   request.send_cq = request.recv_cq = cq.handle;
   request.type = 2;
