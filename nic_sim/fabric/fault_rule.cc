@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nic_sim/fabric/fault_rule.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <utility>
 #include <vector>
 
+#include "nic_sim/fabric/packet.h"
 #include "transport/wire/opcode.h"
 
 namespace verbena::nic {
@@ -20,14 +22,18 @@ using transport::TraitsOf;
 
 constexpr uint64_t kMaxUs = 3'600'000'000;  // an hour
 constexpr uint64_t kMaxDistance = 1024;
+constexpr uint64_t kMaxMbps = 1'000'000;
 constexpr size_t kMaxTextBytes = 1024;
 
-constexpr std::array<std::pair<std::string_view, FaultAction>, 7> kActions = {{
+constexpr std::array<std::pair<std::string_view, FaultAction>, 10> kActions = {{
     {"drop", FaultAction::kDrop},
     {"duplicate", FaultAction::kDuplicate},
     {"corrupt", FaultAction::kCorrupt},
+    {"truncate", FaultAction::kTruncate},
+    {"set", FaultAction::kSet},
     {"reorder", FaultAction::kReorder},
     {"delay", FaultAction::kDelay},
+    {"rate", FaultAction::kRate},
     {"mark", FaultAction::kMark},
     {"down", FaultAction::kDown},
 }};
@@ -123,12 +129,26 @@ class KeyReader {
     if (key == "opcode") return ReadOpcode(value);
     if (key == "prob") return ReadProbability(value);
     if (key == "qpn") return Number(value, 0, 0xffffff, &rule_.qpn);
+    if (key == "sqpn") return Number(value, 0, 0xffffff, &rule_.source_qpn);
+    if (key == "dqpn") return Number(value, 0, 0xffffff, &rule_.dest_qpn);
+    if (key == "size") return ReadSize(value);
+    if (key == "transmission") return Number(value, 1, UINT32_MAX, &rule_.transmission);
+    if (key == "after") return ReadMicroseconds(value, 0, &rule_.after);
+    if (key == "until") return ReadMicroseconds(value, 1, &rule_.until.emplace());
+    if (key == "burst") return Number(value, 1, UINT32_MAX, &rule_.burst);
+    if (key == "jitter") return ReadMicroseconds(value, 1, &rule_.jitter);
+    if (key == "mbps") return Number(value, 1, kMaxMbps, &rule_.mbps);
+    if (key == "bytes") return Number(value, 1, kMaxFrameBytes, &rule_.bytes);
+    if (key == "at") return Number(value, 0, kMaxFrameBytes, &rule_.at);
+    if (key == "xor") return ReadFlippedBits(value);
+    if (key == "icrc") return ReadIcrc(value);
+    if (key.find('.') != std::string_view::npos) return ReadChange(key, value);
     if (key == "psn") return Number(value, 0, 0xffffff, &rule_.psn_offset);
     if (key == "nth") return Number(value, 1, UINT64_MAX, &rule_.nth);
     if (key == "every") return Number(value, 1, UINT64_MAX, &rule_.every);
     if (key == "count") return Number(value, 1, UINT64_MAX, &rule_.count);
     if (key == "seed") return Number(value, 0, UINT64_MAX, &rule_.seed);
-    if (key == "us") return ReadDuration(value);
+    if (key == "us") return ReadMicroseconds(value, 1, &rule_.duration.emplace());
     if (key == "by") return ReadDistance(value);
     return std::nullopt;
   }
@@ -158,10 +178,48 @@ class KeyReader {
     rule_.probability = ParseProbability(value);
     return rule_.probability.has_value();
   }
-  bool ReadDuration(std::string_view value) {
+  bool ReadMicroseconds(std::string_view value, uint64_t low, Duration* duration) {
     std::optional<uint64_t> us;
-    if (!Number(value, 1, kMaxUs, &us)) return false;
-    rule_.duration = Duration::Microseconds(static_cast<int64_t>(*us));
+    if (!Number(value, low, kMaxUs, &us)) return false;
+    *duration = Duration::Microseconds(static_cast<int64_t>(*us));
+    return true;
+  }
+  bool ReadSize(std::string_view value) {
+    const size_t dash = value.find('-');
+    std::optional<uint32_t> low, high;
+    if (!Number(value.substr(0, dash), 0, kMaxFrameBytes, &low)) return false;
+    high = low;
+    if (dash != std::string_view::npos &&
+        !Number(value.substr(dash + 1), *low, kMaxFrameBytes, &high)) {
+      return false;
+    }
+    rule_.min_size = *low;
+    rule_.max_size = *high;
+    return true;
+  }
+  bool ReadFlippedBits(std::string_view value) {
+    std::optional<uint8_t> bits;
+    if (!Number(value, 1, 0xff, &bits)) return false;
+    rule_.flipped = *bits;
+    return true;
+  }
+  bool ReadIcrc(std::string_view value) {
+    expected_ = "right or wrong";
+    if (value != "right" && value != "wrong") return false;
+    rule_.right_icrc = value == "right";
+    return true;
+  }
+  std::optional<bool> ReadChange(std::string_view key, std::string_view value) {
+    FieldChange change;
+    change.field = transport::FindHeaderField(key);
+    if (change.field == nullptr) return std::nullopt;
+    const bool minus = value.starts_with('-');
+    change.relative = minus || value.starts_with('+');
+    if (change.relative) value.remove_prefix(1);
+    std::optional<uint64_t> number;
+    if (!Number(value, 0, change.field->max(), &number)) return false;
+    change.value = minus ? uint64_t{0} - *number : *number;
+    rule_.changes.push_back(change);
     return true;
   }
   bool ReadDistance(std::string_view value) {
@@ -194,23 +252,42 @@ bool ParseAction(std::string_view word, FaultRule* rule, std::string* error) {
       return true;
     }
   }
-  *error =
-      "unknown action " + Quoted(word) + ": drop, duplicate, corrupt, reorder, delay, mark or down";
+  *error = "unknown action " + Quoted(word) +
+           ": drop, duplicate, corrupt, truncate, set, reorder, delay, rate, mark or down";
   return false;
 }
 
-// Keys that go with some actions only, and with each other.
-bool CheckKeys(std::string_view action, const FaultRule& rule, bool has_distance,
-               std::string* error) {
+// Whether a key of some actions only goes with `action`; true for all others.
+bool GoesWith(std::string_view key, FaultAction action) {
+  using enum FaultAction;
+  if (key == "us") return action == kDelay || action == kDown;
+  if (key == "jitter") return action == kDelay;
+  if (key == "by") return action == kReorder;
+  if (key == "mbps") return action == kRate;
+  if (key == "bytes") return action == kTruncate;
+  if (key == "at" || key == "xor") return action == kCorrupt;
+  if (key == "icrc") return action == kCorrupt || action == kSet;
+  return key.find('.') == std::string_view::npos || action == kSet;
+}
+
+// Keys that an action needs, and those that go with each other.
+bool CheckKeys(const FaultRule& rule, bool has_flipped, std::string* error) {
   if (rule.action == FaultAction::kDelay && !rule.duration) {
     *error = "'delay' needs 'us=', the microseconds to wait";
-  } else if (rule.duration && rule.action != FaultAction::kDelay &&
-             rule.action != FaultAction::kDown) {
-    *error = "'us=' is for delay and down, not for " + Quoted(action);
-  } else if (has_distance && rule.action != FaultAction::kReorder) {
-    *error = "'by=' is for reorder, not for " + Quoted(action);
+  } else if (rule.action == FaultAction::kRate && !rule.mbps) {
+    *error = "'rate' needs 'mbps=', millions of bits in a second";
+  } else if (rule.action == FaultAction::kTruncate && !rule.bytes) {
+    *error = "'truncate' needs 'bytes=', the bytes to cut off";
+  } else if (rule.action == FaultAction::kSet && rule.changes.empty()) {
+    *error = "'set' needs a header field, for example 'bth.psn=+1'";
+  } else if (has_flipped && !rule.at) {
+    *error = "'xor=' needs 'at=', the byte's place";
   } else if (rule.nth && rule.every) {
     *error = "'nth=' and 'every=' exclude each other";
+  } else if (rule.burst && !rule.probability) {
+    *error = "'burst=' needs 'prob=', with which a burst begins";
+  } else if (rule.until && *rule.until <= rule.after) {
+    *error = "'until=' must be later than 'after='";
   } else {
     return true;
   }
@@ -270,19 +347,23 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) 
     const std::optional<bool> good = reader.Read(key, word.substr(equals + 1));
     if (!good) {
       *error = "unknown key " + Quoted(key) +
-               ": dev, dir, qpn, opcode, psn, nth, every, prob, seed, count, us or by";
+               ": dev, dir, qpn, sqpn, dqpn, opcode, psn, size, transmission, after, until, nth, "
+               "every, prob, burst, seed, count, us, jitter, by, mbps, bytes, at, xor, icrc or a "
+               "header field such as bth.psn";
       return false;
     }
     if (!*good) {
       *error = "bad value in " + Quoted(word) + ": " + expected + " is expected";
       return false;
     }
+    if (!GoesWith(key, rule->action)) {
+      *error = Quoted(std::string(key) + "=") + " is not for " + Quoted(words[0]);
+      return false;
+    }
     rule->text += ' ';
     rule->text += word;
   }
-  bool has_distance = false;
-  for (std::string_view key : seen) has_distance |= key == "by";
-  return CheckKeys(words[0], *rule, has_distance, error);
+  return CheckKeys(*rule, std::ranges::find(seen, "xor") != seen.end(), error);
 }
 
 }  // namespace verbena::nic

@@ -5,10 +5,20 @@
 //   drop       the packet vanishes
 //   duplicate  a copy follows the packet
 //   corrupt    one random bit behind the fields that lead a packet to its QP is
-//              flipped and the ICRC stays: the receiver drops it as bad_icrc
+//              flipped; with at=N the bits of xor= (default 1) of byte N, counted
+//              from the BTH's first. The ICRC stays: the receiver drops it as
+//              bad_icrc; with icrc=right it is computed anew
+//   truncate   the last bytes=N of the frame are cut off, the lengths in its
+//              headers stay: the receiver drops it as malformed
+//   set        FIELD=VALUE ... header fields get other values; names as in
+//              transport/wire/header_field.h; +N and -N count from the present
+//              value. The ICRC is computed anew unless icrc=wrong
 //   reorder    the packet waits until by= (default 1) later packets of the same
 //              flow went ahead, at most kReorderLimit; one of a flow at a time
-//   delay      the packet waits us= microseconds
+//   delay      the packet waits us= microseconds, and up to jitter= more;
+//              packets of one rule stay in order
+//   rate       packets wait until a link of mbps= (10^6 bit/s of frames) has sent
+//              those before; kRateQueue wait, what comes on top is dropped
 //   mark       ECN becomes Congestion Experienced
 //   down       the link is down: both directions, or the one of dir=, drop. For
 //              us=, or while the rule exists. With opcode=, qpn=, psn=, nth=,
@@ -21,6 +31,11 @@
 //                 is sent, or, if D only receives it, there.
 //   qpn=N         dir=tx: its source QP; dir=rx: its destination QP; without
 //                 dir=: the QP of D, or any of the two without dev=
+//   sqpn=N, dqpn=N   its source QP, its destination QP, on either side
+//   size=N, size=N-M bytes from the IP header to the ICRC
+//   transmission=N   it is sent for the N-th time (1: no retransmission), counted
+//                 from the first rule with this key on
+//   after=US, until=US   microseconds since the rule was added
 //   opcode=NAME   "RC_SEND_ONLY", "rdma_write_first" (of any service), or a
 //                 class: send, write, read (requests and responses), atomic
 //                 (requests and results), ack (ACK, NAK, RNR NAK), any
@@ -29,8 +44,10 @@
 //   nth=N         the N-th only (from 1)
 //   every=N       each N-th
 //   prob=P        each with probability P (0..1), by the rule's own generator
-//   seed=N        start of the generator, for prob= and corrupt; default: the
-//                 rule's id
+//   burst=N       with prob=: what prob= starts is a burst (Gilbert-Elliott): it
+//                 goes on with the packets that follow, N of them on average
+//   seed=N        start of the generator, for prob=, burst=, jitter= and corrupt;
+//                 default: the rule's id
 //   count=N       at most N hits
 // Numbers are decimal, or hexadecimal with 0x.
 #pragma once
@@ -40,12 +57,32 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nic_sim/fabric/packet_queue.h"
+#include "transport/wire/header_field.h"
 
 namespace verbena::nic {
 
-enum class FaultAction : uint8_t { kDrop, kDuplicate, kCorrupt, kReorder, kDelay, kMark, kDown };
+enum class FaultAction : uint8_t {
+  kDrop,
+  kDuplicate,
+  kCorrupt,
+  kTruncate,
+  kSet,
+  kReorder,
+  kDelay,
+  kRate,
+  kMark,
+  kDown
+};
+
+// One FIELD=VALUE of `set`.
+struct FieldChange {
+  const transport::HeaderField* field = nullptr;
+  uint64_t value = 0;
+  bool relative = false;  // added, modulo the field's width
+};
 
 struct FaultRule {
   FaultAction action = FaultAction::kDrop;
@@ -53,18 +90,40 @@ struct FaultRule {
   std::optional<Direction> direction;
   std::optional<uint32_t> qpn;
   std::optional<std::bitset<256>> opcodes;  // empty: any, also what has no BTH
+  std::optional<uint32_t> source_qpn;
+  std::optional<uint32_t> dest_qpn;
   std::optional<uint32_t> psn_offset;
+  std::optional<uint32_t> transmission;
+  uint32_t min_size = 0;
+  uint32_t max_size = UINT32_MAX;
+  transport::Duration after;                 // since it was added
+  std::optional<transport::Duration> until;  // likewise
   std::optional<uint64_t> nth;
   std::optional<uint64_t> every;
   std::optional<double> probability;
+  std::optional<uint32_t> burst;
   std::optional<uint64_t> seed;
   std::optional<uint64_t> count;
   std::optional<transport::Duration> duration;  // us=
-  uint32_t distance = 1;                        // by=
-  std::string text;                             // as given, with single spaces
+  transport::Duration jitter;
+  uint32_t distance = 1;          // by=
+  std::optional<uint32_t> mbps;   // of kRate
+  std::optional<uint32_t> bytes;  // of kTruncate
+  std::optional<uint32_t> at;     // of kCorrupt
+  uint8_t flipped = 1;            // xor=
+  std::optional<bool> right_icrc;
+  std::vector<FieldChange> changes;  // of kSet
+  std::string text;                  // as given, with single spaces
 
+  // It begins or ends by the clock, which starts when the rule is added.
+  bool has_times() const {
+    return after > transport::Duration() || until || (action == FaultAction::kDown && duration);
+  }
   // A packet can be singled out, so `down` waits for it.
-  bool has_trigger() const { return qpn || opcodes || psn_offset || nth || every || probability; }
+  bool has_trigger() const {
+    return qpn || source_qpn || dest_qpn || opcodes || psn_offset || transmission || nth || every ||
+           probability || min_size > 0 || max_size < UINT32_MAX;
+  }
 };
 
 // False with a sentence in *error that quotes the bad word.

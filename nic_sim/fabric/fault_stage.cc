@@ -21,6 +21,10 @@ struct FaultStage::Facts {
   uint8_t opcode = 0;
   uint32_t dest_qpn = 0;
 
+  Time now;
+  uint32_t bytes = 0;         // from the IP header to the ICRC
+  uint32_t transmission = 0;  // only while a rule asks for it
+
   bool is_tx() const { return transit->direction == Direction::kTx; }
   // The port at whose side the stage sees the packet now.
   PortId port() const { return is_tx() ? transit->source : transit->destination; }
@@ -31,9 +35,18 @@ struct FaultStage::Facts {
     meta = &MetaOf(packet);
   }
 
-  explicit Facts(rte_mbuf* packet) : transit(&TransitOf(packet)), meta(&MetaOf(packet)) {
+  // The packet was altered.
+  void Renew(rte_mbuf* packet) {
+    const uint32_t count = transmission;
+    *this = Facts(packet, now);
+    transmission = count;
+  }
+
+  Facts(rte_mbuf* packet, Time time)
+      : transit(&TransitOf(packet)), meta(&MetaOf(packet)), now(time) {
     const std::span<const std::byte> frame = FrameSpan(packet);
     l3 = L3OffsetOf(frame);
+    bytes = static_cast<uint32_t>(frame.size()) - l3;
     if (l3 == 0) return;
     const bool is_ipv6 = LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv6;
     bth = l3 + static_cast<uint32_t>((is_ipv6 ? Ipv6Header::kBytes : Ipv4Header::kBytes) +
@@ -64,14 +77,55 @@ rte_mbuf* Writable(rte_mbuf* packet) {
 }
 
 // Flips bit `random` of what lies behind the destination QPN: the packet still
-// reaches its QP's port and is well formed, but the ICRC is wrong.
+// reaches its QP's port and is well formed.
 void FlipBit(rte_mbuf* packet, uint32_t bth, uint64_t random) {
   EnsureIcrc(packet);
   const uint32_t first = bth + 9;  // PSN
   const uint64_t bits = uint64_t{packet->data_len - first} * 8;
   const uint64_t bit = random % bits;
   FrameOf(packet)[first + bit / 8] ^= std::byte{1} << static_cast<int>(bit % 8);
+}
+
+void SetTrust(rte_mbuf* packet, bool right_icrc) {
   MetaOf(packet).trusted = false;
+  if (!right_icrc) return;
+  MetaOf(packet).icrc_present = false;
+  EnsureIcrc(packet);
+}
+
+// False: the packet is too short.
+bool FlipBits(rte_mbuf* packet, uint32_t bth, const FaultRule& rule) {
+  const uint32_t at = bth + *rule.at;
+  if (at >= packet->data_len) return false;
+  EnsureIcrc(packet);
+  FrameOf(packet)[at] ^= std::byte{rule.flipped};
+  SetTrust(packet, rule.right_icrc.value_or(false));
+  return true;
+}
+
+// False: it has none of the fields.
+bool SetFields(rte_mbuf* packet, uint32_t l3, const FaultRule& rule) {
+  EnsureIcrc(packet);
+  const std::span<std::byte> frame = FrameSpan(packet);
+  bool changed = false;
+  for (const FieldChange& change : rule.changes) {
+    const std::optional<uint64_t> old = ReadHeaderField(frame, l3, *change.field);
+    if (!old) continue;
+    changed |= WriteHeaderField(frame, l3, *change.field,
+                                change.relative ? *old + change.value : change.value);
+  }
+  if (changed) SetTrust(packet, rule.right_icrc.value_or(true));
+  return changed;
+}
+
+// The packet keeps what leads it to a QP: headers up to the BTH, and four bytes.
+bool Truncate(rte_mbuf* packet, uint32_t bth, uint32_t bytes) {
+  const uint32_t least = static_cast<uint32_t>(bth + Bth::kBytes + 4);  // and an ICRC
+  if (packet->data_len <= least) return false;
+  EnsureIcrc(packet);
+  rte_pktmbuf_trim(packet, static_cast<uint16_t>(std::min(bytes, packet->data_len - least)));
+  MetaOf(packet).trusted = false;
+  return true;
 }
 
 // ICRC and its trust stay: it does not cover the ECN bits.
@@ -107,10 +161,10 @@ uint32_t FaultStage::Add(const FaultRule& rule, PortId port) {
   active.port = port;
   active.id = next_id_++;
   active.generator = rule.seed.value_or(active.id);
-  if (rule.action == FaultAction::kDown && !rule.has_trigger()) {
-    active.starts_at_once = rule.duration.has_value();
-    active.is_down = active.was_down = !rule.duration.has_value();
-  }
+  if (rule.transmission && counting_rules_++ == 0) transmissions_.clear();
+  // What needs no time is down at once.
+  active.is_down = rule.action == FaultAction::kDown && !rule.has_trigger() && !rule.duration &&
+                   !rule.has_times();
   return active.id;
 }
 
@@ -129,12 +183,29 @@ uint32_t FaultStage::Clear(uint32_t id) {
       ++rule;
       continue;
     }
+    if (rule->rule.transmission) --counting_rules_;
     held_ -= rule->held.size();
     released_.Append(&rule->held);
     rule = rules_.erase(rule);
     ++removed;
   }
   return removed;
+}
+
+bool FaultStage::Chance(ActiveRule* active, double probability) {
+  constexpr double kUnit = 0x1p-53;
+  return static_cast<double>(Random(active) >> 11) * kUnit < probability;  // of [0, 1)
+}
+
+// Before any rule, where the packet is sent or comes in; behind that it only looks.
+uint32_t FaultStage::CountTransmission(const Facts& f) {
+  const bool response = TraitsOf(static_cast<Opcode>(f.opcode)).is_response();
+  const uint64_t key = uint64_t{f.dest_qpn} << 40 | uint64_t{f.meta->psn_offset & 0xffffff} << 16 |
+                       uint64_t{f.transit->destination & 0x7fffu} << 1 | (response ? 1 : 0);
+  if (transmissions_.size() >= kMaxCountedPsns) transmissions_.clear();
+  uint32_t& count = transmissions_[key];
+  if (f.is_tx() || f.transit->source == kOutside) ++count;
+  return count;
 }
 
 // All keys but nth, every, prob, count.
@@ -154,12 +225,18 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
       return false;
     }
   }
-  if ((rule.qpn || rule.opcodes) && f.bth == 0) return false;
+  if (!active.InWindow(f.now) || f.bytes < rule.min_size || f.bytes > rule.max_size) return false;
+  const bool needs_bth = rule.qpn || rule.source_qpn || rule.dest_qpn || rule.opcodes ||
+                         rule.psn_offset || rule.transmission;
+  if (needs_bth && f.bth == 0) return false;
+  if (rule.source_qpn && *rule.source_qpn != f.meta->source_qpn) return false;
+  if (rule.dest_qpn && *rule.dest_qpn != f.dest_qpn) return false;
   if (rule.qpn && !(source_qp && *rule.qpn == f.meta->source_qpn) &&
       !(dest_qp && *rule.qpn == f.dest_qpn)) {
     return false;
   }
   if (rule.opcodes && !rule.opcodes->test(f.opcode)) return false;
+  if (rule.transmission && *rule.transmission != f.transmission) return false;
   return !rule.psn_offset || *rule.psn_offset == f.meta->psn_offset;
 }
 
@@ -168,21 +245,23 @@ bool FaultStage::Selects(ActiveRule* active, const Facts& facts) {
   const uint64_t occurrence = ++active->selected;
   if (active->rule.nth && occurrence != *active->rule.nth) return false;
   if (active->rule.every && occurrence % *active->rule.every != 0) return false;
-  if (active->rule.probability) {
-    constexpr double kUnit = 0x1p-53;
-    const double random = static_cast<double>(Random(active) >> 11) * kUnit;  // [0, 1)
-    if (random >= *active->rule.probability) return false;
-  }
+  if (!active->rule.probability) return true;
+  if (!active->in_burst && !Chance(active, *active->rule.probability)) return false;
+  // A burst of N on average ends after each packet with 1/N.
+  active->in_burst = active->rule.burst && !Chance(active, 1.0 / *active->rule.burst);
   return true;
 }
 
 void FaultStage::UpdateDown(ActiveRule* active, Time now) {
-  if (active->starts_at_once) {
-    active->starts_at_once = false;
-    active->is_down = active->was_down = true;
-    active->up_again = now + *active->rule.duration;
+  const FaultRule& rule = active->rule;
+  if (rule.has_trigger()) {
+    if (active->is_down && now >= active->up_again) active->is_down = false;
+    return;
   }
-  if (active->is_down && now >= active->up_again) active->is_down = false;
+  if (active->exhausted()) return;
+  const bool over = rule.duration && now >= *active->added + rule.after + *rule.duration;
+  active->is_down = active->InWindow(now) && !over;
+  active->was_down |= active->is_down || over;
 }
 
 bool FaultStage::ApplyDown(ActiveRule* active, const Facts& facts, Time now) {
@@ -219,7 +298,22 @@ void FaultStage::ApplyDelay(ActiveRule* active, rte_mbuf* packet, Time now, Pack
     --held_;
     Pass(active->held.Pop(), out);
   }
-  Hold(active, packet, now + *active->rule.duration);
+  Time release = now + *active->rule.duration;
+  if (active->rule.jitter > Duration()) {
+    const auto most = static_cast<uint64_t>(active->rule.jitter.ns());
+    release = release + Duration::Nanoseconds(static_cast<int64_t>(Random(active) % (most + 1)));
+  }
+  // In order: one that waits longer keeps those behind it.
+  Hold(active, packet, std::max(release, active->last_release));
+  active->last_release = TransitOf(packet).release;
+}
+
+// When the link has sent those before and this one.
+void FaultStage::ApplyRate(ActiveRule* active, rte_mbuf* packet, Time now) {
+  const auto nanoseconds =
+      static_cast<int64_t>(uint64_t{packet->data_len} * 8 * 1000 / *active->rule.mbps);
+  active->link_free = std::max(active->link_free, now) + Duration::Nanoseconds(nanoseconds);
+  Hold(active, packet, active->link_free);
 }
 
 // One packet of a flow at a time: if each that follows waited too, none would
@@ -255,19 +349,38 @@ void FaultStage::Leave(rte_mbuf* packet, ActiveRule* holder, Time now, PacketQue
     Pass(packet, out);
   } else if (holder->rule.action == FaultAction::kDelay) {
     ApplyDelay(holder, packet, now, out);
+  } else if (holder->rule.action == FaultAction::kRate) {
+    ApplyRate(holder, packet, now);
   } else {
     TransitOf(packet).passes_left = holder->rule.distance;
     Hold(holder, packet, now + kReorderLimit);
   }
 }
 
+// corrupt, truncate and set, of a packet that may be written to. False: it has nothing to alter.
+bool FaultStage::Alter(ActiveRule* active, rte_mbuf* packet, const Facts& facts) {
+  switch (active->rule.action) {
+    case FaultAction::kTruncate:
+      return Truncate(packet, facts.bth, *active->rule.bytes);
+    case FaultAction::kSet:
+      return SetFields(packet, facts.l3, active->rule);
+    default:
+      if (active->rule.at) return FlipBits(packet, facts.bth, active->rule);
+      FlipBit(packet, facts.bth, Random(active));
+      SetTrust(packet, active->rule.right_icrc.value_or(false));
+      return true;
+  }
+}
+
 FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* out) {
-  Facts facts(packet);
+  Facts facts(packet, now);
   TransitOf(packet).flow_qpn = facts.dest_qpn;
+  if (counting_rules_ > 0 && facts.bth != 0) facts.transmission = CountTransmission(facts);
   Verdict verdict = Verdict::kGoesOn;
   ActiveRule* holder = nullptr;
   PacketQueue copies;
   for (ActiveRule& active : rules_) {
+    if (!active.added) active.added = now;
     if (active.rule.action == FaultAction::kDown) {
       if (!ApplyDown(&active, facts, now)) continue;
       verdict = Verdict::kLinkDown;
@@ -286,11 +399,13 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
         if (hit) copies.Push(changed);
         break;
       case FaultAction::kCorrupt:
+      case FaultAction::kTruncate:
+      case FaultAction::kSet:
         hit = facts.bth != 0 && (changed = Writable(packet)) != nullptr;
         if (!hit) break;
-        FlipBit(changed, facts.bth, Random(&active));
         packet = changed;
-        facts.MovedTo(packet);
+        hit = Alter(&active, packet, facts);
+        facts.Renew(packet);
         break;
       case FaultAction::kMark:
         hit = facts.l3 != 0 && (changed = Writable(packet)) != nullptr;
@@ -306,6 +421,15 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
       case FaultAction::kDelay:
         hit = holder == nullptr;
         if (hit) holder = &active;
+        break;
+      case FaultAction::kRate:
+        hit = holder == nullptr;
+        if (!hit) break;
+        if (held_ >= kMaxHeldPackets || active.held.size() >= kRateQueue) {
+          verdict = Verdict::kDropped;
+        } else {
+          holder = &active;
+        }
         break;
       case FaultAction::kDown:
         break;
@@ -325,6 +449,7 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
 void FaultStage::Expire(Time now, PacketQueue* out) {
   out->Append(&released_);
   for (ActiveRule& active : rules_) {
+    if (!active.added) active.added = now;
     if (active.rule.action == FaultAction::kDown) UpdateDown(&active, now);
   }
   while (held_ > 0) {
@@ -341,12 +466,27 @@ void FaultStage::Expire(Time now, PacketQueue* out) {
   }
 }
 
+// When a rule `down` takes the link down or lets it up again, once it is due: without packets
+// nobody else would see it.
+Time FaultStage::NextChange(const ActiveRule& active) {
+  const FaultRule& rule = active.rule;
+  if (rule.has_trigger()) return active.is_down ? active.up_again : Time::Never();
+  const Time start = *active.added + rule.after;
+  Time end = Time::Never();
+  if (rule.duration) end = start + *rule.duration;
+  if (rule.until) end = std::min(end, *active.added + *rule.until);
+  if (active.is_down) return end;
+  return active.was_down || active.exhausted() ? Time::Never() : start;
+}
+
 Time FaultStage::next_deadline() const {
   if (!released_.empty()) return Time::Zero();
   Time deadline = Time::Never();
   for (const ActiveRule& active : rules_) {
-    if (active.starts_at_once) return Time::Zero();
-    if (active.is_down) deadline = std::min(deadline, active.up_again);
+    if (!active.added && active.rule.has_times()) return Time::Zero();
+    if (active.added && active.rule.action == FaultAction::kDown) {
+      deadline = std::min(deadline, NextChange(active));
+    }
     if (!active.held.empty()) {
       deadline = std::min(deadline, TransitOf(active.held.front()).release);
     }

@@ -9,7 +9,8 @@
 // packets that the rule selects; the same packets in the same order at the same
 // times give the same faults.
 //
-// Thread: under the shard's lock. Allocates in Add only.
+// Thread: under the shard's lock. Allocates in Add, and for new PSNs while
+// there is a rule with transmission=.
 #pragma once
 
 #include <rte_mbuf.h>
@@ -17,6 +18,8 @@
 #include <cstdint>
 #include <list>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <unordered_map>
 
 #include "nic_sim/fabric/fault_rule.h"
 #include "nic_sim/fabric/packet_queue.h"
@@ -30,6 +33,10 @@ inline constexpr transport::Duration kReorderLimit = transport::Duration::Millis
 // goes on early (delay) or the packet is left alone (reorder): nothing is lost.
 inline constexpr size_t kMaxHeldPackets = 4096;
 inline constexpr size_t kMaxFaultRules = 1024;
+// Packets that wait for one rule `rate`, like the queue of a Linux interface.
+inline constexpr size_t kRateQueue = 1000;
+// PSNs whose transmissions are counted. Beyond it the counts start anew.
+inline constexpr size_t kMaxCountedPsns = 65536;
 
 class FaultStage {
  public:
@@ -71,31 +78,48 @@ class FaultStage {
     uint64_t generator = 0;
     uint64_t selected = 0;
     uint64_t hits = 0;
-    PacketQueue held;  // ascending release times
+    // Of the first call with a time after Add.
+    std::optional<transport::Time> added;
+    bool in_burst = false;
+    PacketQueue held;                                        // ascending release times
+    transport::Time last_release = transport::Time::Zero();  // of `delay`
+    transport::Time link_free = transport::Time::Zero();     // of `rate`
     // Of `down`.
-    bool starts_at_once = false;  // with us=, at the next call that has a time
     bool is_down = false;
     bool was_down = false;
     transport::Time up_again = transport::Time::Never();
 
+    // Only with `added`.
+    bool InWindow(transport::Time now) const {
+      return now >= *added + rule.after && (!rule.until || now < *added + *rule.until);
+    }
     bool exhausted() const { return rule.count && hits >= *rule.count; }
     bool HasPort(PortId p) const { return port == kAnyPort || port == p; }
   };
   struct Facts;
 
   static uint64_t Random(ActiveRule* rule);
+  static bool Chance(ActiveRule* rule, double probability);
   static bool Matches(const ActiveRule& rule, const Facts& facts);
   static bool Selects(ActiveRule* rule, const Facts& facts);
   // True: the packet is dropped.
   static bool ApplyDown(ActiveRule* rule, const Facts& facts, transport::Time now);
   static void UpdateDown(ActiveRule* rule, transport::Time now);
+  static transport::Time NextChange(const ActiveRule& rule);
+  static bool Alter(ActiveRule* rule, rte_mbuf* packet, const Facts& facts);
   void ApplyDelay(ActiveRule* rule, rte_mbuf* packet, transport::Time now, PacketQueue* out);
+  void ApplyRate(ActiveRule* rule, rte_mbuf* packet, transport::Time now);
   bool CanReorder(const ActiveRule& rule, const Facts& facts) const;
   void Hold(ActiveRule* rule, rte_mbuf* packet, transport::Time release);
   void Pass(rte_mbuf* packet, PacketQueue* out);
   void Leave(rte_mbuf* packet, ActiveRule* holder, transport::Time now, PacketQueue* out);
 
+  // How many times this PSN of this flow has been sent, this one included.
+  uint32_t CountTransmission(const Facts& facts);
+
   std::list<ActiveRule> rules_;
+  size_t counting_rules_ = 0;  // with transmission=
+  std::unordered_map<uint64_t, uint32_t> transmissions_;
   PacketQueue released_;  // of removed rules
   size_t held_ = 0;
   uint32_t next_id_ = 1;

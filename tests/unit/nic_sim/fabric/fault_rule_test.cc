@@ -115,8 +115,56 @@ TEST(FaultRule, NamesTheBadWord) {
       {"drop by=2", "'by='"},
       {"drop nth=1 every=2", "'nth='"},
       {"drop nth=1 nth=2", "'nth'"},
+      {"set", "bth.psn"},
+      {"set bth.psm=1", "'bth.psm'"},
+      {"set bth.psn=0x1000000", "'bth.psn=0x1000000'"},
+      {"set bth.psn=*1", "'bth.psn=*1'"},
+      {"drop bth.psn=1", "'bth.psn='"},
+      {"truncate", "'bytes='"},
+      {"drop bytes=1", "'bytes='"},
+      {"rate", "'mbps='"},
+      {"rate mbps=0", "'mbps=0'"},
+      {"drop jitter=1", "'jitter='"},
+      {"corrupt xor=1", "'at='"},
+      {"corrupt at=1 xor=0x100", "'xor=0x100'"},
+      {"corrupt icrc=left", "'icrc=left'"},
+      {"drop icrc=right", "'icrc='"},
+      {"drop size=9-", "'size=9-'"},
+      {"drop size=9-8", "'size=9-8'"},
+      {"drop transmission=0", "'transmission=0'"},
+      {"drop burst=2", "'prob='"},
+      {"drop after=5 until=5", "'until='"},
   };
   for (const Case& c : cases) EXPECT_THAT(ErrorOf(c.text), HasSubstr(c.named)) << c.text;
+}
+
+TEST(FaultRule, ReadsWhatRewritesAndShapes) {
+  const FaultRule set = Parsed("set bth.psn=+1 aeth.syndrome=0x63 icrc=wrong");
+  ASSERT_EQ(set.changes.size(), 2u);
+  EXPECT_EQ(set.changes[0].field->name, "bth.psn");
+  EXPECT_TRUE(set.changes[0].relative);
+  EXPECT_EQ(set.changes[1].value, 0x63u);
+  EXPECT_FALSE(set.changes[1].relative);
+  EXPECT_EQ(set.right_icrc, false);
+  EXPECT_EQ(Parsed("set bth.psn=-2").changes[0].value, uint64_t{0} - 2);
+  const FaultRule keys = Parsed(
+      "delay us=5 jitter=7 sqpn=1 dqpn=2 size=100-200 transmission=2 after=10 until=20 prob=0.5 "
+      "burst=4");
+  EXPECT_EQ(keys.jitter.us(), 7);
+  EXPECT_EQ(keys.source_qpn, 1u);
+  EXPECT_EQ(keys.dest_qpn, 2u);
+  EXPECT_EQ(keys.min_size, 100u);
+  EXPECT_EQ(keys.max_size, 200u);
+  EXPECT_EQ(keys.transmission, 2u);
+  EXPECT_EQ(keys.after.us(), 10);
+  EXPECT_EQ(keys.until->us(), 20);
+  EXPECT_EQ(keys.burst, 4u);
+  EXPECT_EQ(Parsed("rate mbps=100").mbps, 100u);
+  EXPECT_EQ(Parsed("truncate bytes=3").bytes, 3u);
+  const FaultRule corrupt = Parsed("corrupt at=12 xor=0xf0 icrc=right");
+  EXPECT_EQ(corrupt.at, 12u);
+  EXPECT_EQ(corrupt.flipped, 0xf0);
+  EXPECT_EQ(corrupt.right_icrc, true);
 }
 
 TEST(FaultRule, RefusesAnEndlessText) {
