@@ -250,6 +250,7 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   }
   VerbsContextOps ops = {};
   ops.alloc_pd = AllocPd;
+  ops.attach_mcast = AttachMcast;
   ops.create_ah = CreateAh;
   ops.create_cq = CreateCq;
   ops.create_qp = CreateQp;
@@ -261,6 +262,7 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   ops.destroy_cq = DestroyCq;
   ops.destroy_qp = DestroyQp;
   ops.destroy_srq = DestroySrq;
+  ops.detach_mcast = DetachMcast;
   ops.free_context = FreeContext;
   ops.modify_qp = ModifyQp;
   ops.modify_srq = ModifySrq;

@@ -201,6 +201,8 @@ int DeregMr(VerbsMr* mr);
 // ah.cc
 ibv_ah* CreateAh(ibv_pd* pd, ibv_ah_attr* attr);
 int DestroyAh(ibv_ah* ah);
+int AttachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t lid);
+int DetachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t lid);
 abi::AhAttr ToAbi(const ibv_ah_attr& attr);
 ibv_ah_attr FromAbi(const abi::AhAttr& attr);
 // cq.cc

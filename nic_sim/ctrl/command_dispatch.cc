@@ -98,6 +98,12 @@ int QuerySrq(Call& call, const abi::HandleRequest& request, abi::QuerySrqReply* 
 int DestroySrq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
   return call.context->DestroySrq(request.handle, reply);
 }
+int AttachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
+  return call.context->AttachMcast(request);
+}
+int DetachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
+  return call.context->DetachMcast(request);
+}
 int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
   return call.context->CreateAh(request, &reply->handle);
 }
@@ -179,6 +185,10 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&QuerySrq>::kCommand;
     case abi::kCmdDestroySrq:
       return &RowOf<&DestroySrq>::kCommand;
+    case abi::kCmdAttachMcast:
+      return &RowOf<&AttachMcast>::kCommand;
+    case abi::kCmdDetachMcast:
+      return &RowOf<&DetachMcast>::kCommand;
     default:
       return nullptr;
   }
