@@ -28,7 +28,7 @@ bool Flag(const Json& event, const char* key) {
 }
 bool HasSyndrome(const Json& event) { return event.contains("syndrome"); }
 Aeth SyndromeOf(const Json& event) {
-  return {.syndrome = static_cast<uint8_t>(IntegerField(event, "syndrome"))};
+  return {.syndrome = static_cast<uint8_t>(IntegerField(event, "syndrome")), .msn = {}};
 }
 bool IsNak(const Json& event) { return HasSyndrome(event) && SyndromeOf(event).is_nak(); }
 

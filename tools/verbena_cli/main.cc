@@ -4,7 +4,9 @@
 // the sub-commands do is in the *_commands.cc files.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iterator>
