@@ -145,6 +145,17 @@ json FaultClear(Request& request) {
   return {{"removed", request.hardware->ClearRules(static_cast<uint32_t>(id.value_or(0)))}};
 }
 
+json Trace(Request& request) {
+  constexpr uint64_t kMostEvents = 100'000;
+  const auto qpn = request.fields.Number("qpn", 0, 0xffffff);
+  const auto after = request.fields.Number("after_ns", 0, std::numeric_limits<int64_t>::max());
+  const auto limit = request.fields.Number("limit", 1, kMostEvents);
+  if (!request.fields.ok()) return {};
+  return request.hardware->Trace(qpn ? std::optional(static_cast<uint32_t>(*qpn)) : std::nullopt,
+                                 static_cast<int64_t>(after.value_or(0)),
+                                 limit.value_or(kMostEvents));
+}
+
 json Dump(Request& request) { return request.hardware->Dump(); }
 
 json Capture(Request& request) {
@@ -176,11 +187,17 @@ struct Op {
 };
 
 const Op kOps[] = {
-    {"version", {}, &Version, true},      {"status", {}, &Status, true},
-    {"list", {"what"}, &List, true},      {"counters", {"dev"}, &Counters},
-    {"fault_add", {"rule"}, &FaultAdd},   {"fault_list", {}, &FaultList},
-    {"fault_clear", {"id"}, &FaultClear}, {"capture", {"dev", "stage", "count"}, &Capture},
-    {"capture_stop", {}, &CaptureStop},   {"dump", {}, &Dump},
+    {"version", {}, &Version, true},
+    {"status", {}, &Status, true},
+    {"list", {"what"}, &List, true},
+    {"counters", {"dev"}, &Counters},
+    {"fault_add", {"rule"}, &FaultAdd},
+    {"fault_list", {}, &FaultList},
+    {"fault_clear", {"id"}, &FaultClear},
+    {"capture", {"dev", "stage", "count"}, &Capture},
+    {"capture_stop", {}, &CaptureStop},
+    {"dump", {}, &Dump},
+    {"trace", {"qpn", "after_ns", "limit"}, &Trace},
     {"shutdown", {}, &Shutdown},
 };
 

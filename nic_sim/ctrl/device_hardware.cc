@@ -60,6 +60,9 @@ class DeviceHardware final : public Hardware {
     return device_.Counters(device);
   }
   nlohmann::json Dump() const override { return device_.Dump(); }
+  nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const override {
+    return device_.Trace(qpn, after_ns, limit);
+  }
 
   uint32_t AddRule(std::string_view text, std::string* error) override {
     return device_.fabric().AddRule(text, error);

@@ -53,6 +53,9 @@ class Hardware {
   // {"devices": {…}}; `device` empty: all; null: unknown.
   virtual nlohmann::json Counters(std::string_view device) const = 0;
   virtual nlohmann::json Dump() const = 0;
+  // Device::Trace.
+  virtual nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns,
+                               size_t limit) const = 0;
 
   // Fault rules: id > 0, or 0 with a sentence.
   virtual uint32_t AddRule(std::string_view text, std::string* error) = 0;

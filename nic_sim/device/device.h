@@ -93,6 +93,9 @@ class Device {
   // {"devices": {…}}; `device` empty: all. Unknown device: null.
   nlohmann::json Counters(std::string_view device) const;
   nlohmann::json Dump() const;
+  // {"events": [...]}, oldest first: the last `limit` of QP `qpn` (of all without) that are later
+  // than `after_ns`, and hits of fault rules on its packets.
+  nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const;
 
   // With Mode::kManual: one pass of each shard at the time `now`, which does not
   // go back. Takes their locks. True: there is more to do at the same time.

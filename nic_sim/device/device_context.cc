@@ -431,6 +431,7 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
 }
 
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
+  qp.TraceEventOf(type);
   if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
 }
 

@@ -10,6 +10,7 @@
 #include "nic_sim/device/device_state.h"
 #include "nic_sim/port/wire.h"
 #include "nic_sim/stats/counters.h"
+#include "nic_sim/trace/trace_json.h"
 
 namespace verbena::nic {
 
@@ -223,6 +224,29 @@ json Device::Dump() const {
           {"qps", List("qp")["items"]},
           {"srqs", List("srq")["items"]},
           {"counters", Counters("")["devices"]}};
+}
+
+json Device::Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const {
+  std::vector<TraceEvent> events;
+  const auto take = [&](const TraceEvent& event) {
+    if (event.time_ns <= after_ns) return;
+    const bool is_hit = event.kind == TraceKind::kFault;
+    if (!qpn || event.qpn == *qpn || (is_hit && event.peer_qpn == *qpn)) events.push_back(event);
+  };
+  json held_up = ForEachTenant(state_->Tenants(),
+                               [&](const Tenant& tenant) { tenant.shard->trace().ForEach(take); });
+  state_->engine->fabric().ForEachHit(take);
+  std::ranges::stable_sort(events, {}, &TraceEvent::time_ns);
+  if (events.size() > limit) events.erase(events.begin(), events.end() - static_cast<long>(limit));
+  json list = json::array();
+  for (const TraceEvent& event : events) {
+    list.push_back(ToJson(event, event.port < state_->nics.size()
+                                     ? state_->nics[event.port]->config().device
+                                     : std::string()));
+  }
+  json trace = {{"events", std::move(list)}};
+  if (!held_up.empty()) trace["held_up"] = std::move(held_up);
+  return trace;
 }
 
 }  // namespace verbena::nic

@@ -30,6 +30,10 @@ namespace {
 // itself, is the engine's own fault and not a lost packet.
 constexpr Duration kStarved = Duration::Milliseconds(10);
 
+uint32_t AethWord(uint8_t syndrome, transport::Msn msn) {
+  return uint32_t{syndrome} << 24 | msn.value();
+}
+
 transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   transport::TransportHeaders h;
   h.bth.opcode = tx.opcode;
@@ -156,15 +160,18 @@ void Shard::Receive(Nic& nic, rte_mbuf* packet) {
   }
   if (!parsed.ok()) return drop(DropReason::malformed);
   const PacketView& view = parsed.value();
-  if (!MetaOf(packet).trusted && !view.VerifyIcrc()) return drop(DropReason::bad_icrc);
+  if (!MetaOf(packet).trusted && !view.VerifyIcrc()) {
+    TraceReceived(nic, view, view.dest_qpn(), DropReason::bad_icrc);
+    return drop(DropReason::bad_icrc);
+  }
   const bool to_group = IsToGroup(packet);
   if (to_group != (view.dest_qpn() == transport::kMulticastQpn)) {
     return drop(DropReason::unknown_qp);
   }
   if (to_group) return ReceiveFromGroup(nic, view);
   Qp* qp = nic.qps().Find(view.dest_qpn(), config_.id);
-  if (qp == nullptr) return drop(DropReason::unknown_qp);
-  const DropReason reason = qp->HandlePacket(view, now_);
+  const DropReason reason = qp != nullptr ? qp->HandlePacket(view, now_) : DropReason::unknown_qp;
+  TraceReceived(nic, view, view.dest_qpn(), reason);
   if (reason != DropReason::count) return drop(reason);
   MarkReady(*qp);
 }
@@ -184,12 +191,32 @@ void Shard::ReceiveFromGroup(Nic& nic, const PacketView& packet) {
     }
     if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
     const DropReason reason = qp->HandlePacket(packet, now_);
+    TraceReceived(nic, packet, qp->qpn(), reason);
     if (reason == DropReason::count) {
       MarkReady(*qp);
     } else {
       resources_.fabric->CountReceiveDrop(nic.port(), reason);
     }
   }
+}
+
+// `qpn`: the packet's QP, or one of the group's. DropReason::count: the QP took it.
+void Shard::TraceReceived(const Nic& nic, const PacketView& packet, transport::Qpn qpn,
+                          DropReason reason) {
+  const transport::OpcodeTraits& traits = packet.traits();
+  const transport::Aeth aeth = traits.has_aeth() ? packet.aeth() : transport::Aeth();
+  trace_.Record(
+      {.time_ns = now_.ns(),
+       .qpn = qpn.value(),
+       .peer_qpn = traits.has_deth() ? packet.deth().source_qpn.value() : 0,
+       .psn = packet.psn().value(),
+       .bytes = static_cast<uint32_t>(packet.payload_bytes()),
+       .detail = AethWord(aeth.syndrome, aeth.msn),
+       .port = nic.port(),
+       .kind = reason == DropReason::count ? TraceKind::kReceived : TraceKind::kRefused,
+       .opcode = static_cast<uint8_t>(packet.opcode()),
+       .code = static_cast<uint8_t>(reason),
+       .flags = static_cast<uint8_t>(packet.bth().ack_req ? TraceEvent::kAckRequest : 0)});
 }
 
 void Shard::RunPlacements() {
@@ -297,6 +324,20 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
                     .retransmission = tx.retransmission,
                     .icrc_present = false,
                     .trusted = true};
+  const bool is_datagram = transport::TraitsOf(tx.opcode).has_deth();
+  trace_.Record(
+      {.time_ns = now_.ns(),
+       .qpn = qp.qpn().value(),
+       .peer_qpn = is_datagram ? tx.dest_qpn.value() : qp.attr().dest_qpn,
+       .psn = tx.psn.value(),
+       .bytes = tx.payload_bytes,
+       .detail = AethWord(tx.syndrome, tx.msn),
+       .port = qp.nic().port(),
+       .kind = TraceKind::kSent,
+       .opcode = static_cast<uint8_t>(tx.opcode),
+       .flags = static_cast<uint8_t>((tx.retransmission ? TraceEvent::kRetransmission : 0) |
+                                     (response ? TraceEvent::kResponse : 0) |
+                                     (tx.ack_request ? TraceEvent::kAckRequest : 0))});
   return true;
 }
 
@@ -350,6 +391,10 @@ void Shard::RunTimers() {
     Qp* qp = timers_.PopDue(now_);
     if (qp == nullptr) return;
     if (qp->next_timeout() <= now_) {
+      trace_.Record({.time_ns = now_.ns(),
+                     .qpn = qp->qpn().value(),
+                     .port = qp->nic().port(),
+                     .kind = TraceKind::kTimer});
       qp->HandleTimeout(now_);
       MarkReady(*qp);
     }

@@ -26,6 +26,7 @@
 #include "nic_sim/qp/qp.h"
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_memory.h"
+#include "nic_sim/trace/trace_ring.h"
 
 struct rte_mempool;
 
@@ -110,9 +111,11 @@ class Shard final : public InboxOwner {
   void ForgetQp(Qp& qp);
   void ForgetCq(CompletionQueue& cq);
   const ShardCounters& counters() const { return counters_; }
+  TraceRing& trace() { return trace_; }
   uint32_t free_packets() const;
 
  private:
+  static constexpr size_t kTraceEvents = 32768;
   static constexpr uint32_t kBurst = 32;        // packets of one rx step or QP turn
   static constexpr uint32_t kTxBurst = 64;      // packets whose payload is fetched together
   static constexpr uint32_t kFetchBudget = 64;  // WQEs of one QP in one turn
@@ -148,6 +151,8 @@ class Shard final : public InboxOwner {
   bool RunReceive();
   void Receive(Nic& nic, rte_mbuf* packet);
   void ReceiveFromGroup(Nic& nic, const transport::PacketView& packet);
+  void TraceReceived(const Nic& nic, const transport::PacketView& packet, transport::Qpn qpn,
+                     DropReason reason);
   void RunPlacements();
   bool RunQps();
   void Transmit(Qp& qp);
@@ -195,6 +200,7 @@ class Shard final : public InboxOwner {
   uint32_t wqes_this_pass_ = 0;
   bool worked_this_pass_ = false;
   ShardCounters counters_;
+  TraceRing trace_{kTraceEvents};
 };
 
 }  // namespace verbena::nic

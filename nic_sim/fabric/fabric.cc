@@ -738,6 +738,11 @@ nlohmann::json Fabric::ListRules() const {
   return state_->faults.List();
 }
 
+void Fabric::ForEachHit(const std::function<void(const TraceEvent&)>& visit) const {
+  const std::lock_guard guard(state_->mutex);
+  state_->faults.trace().ForEach(visit);
+}
+
 uint32_t Fabric::ClearRules(uint32_t id) {
   const std::lock_guard guard(state_->mutex);
   const uint32_t removed = state_->faults.Clear(id);

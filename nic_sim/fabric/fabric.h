@@ -38,6 +38,7 @@
 #include <rte_mbuf.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -49,6 +50,7 @@
 #include "nic_sim/fabric/group_table.h"
 #include "nic_sim/fabric/packet.h"
 #include "nic_sim/stats/counters.h"
+#include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 #include "transport/types.h"
 
@@ -164,6 +166,8 @@ class Fabric {
   // sentence in *error that names the bad word.
   uint32_t AddRule(std::string_view text, std::string* error);
   nlohmann::json ListRules() const;
+  // Calls visit(event) for the last hits of rules, oldest first, with the fabric's lock.
+  void ForEachHit(const std::function<void(const TraceEvent&)>& visit) const;
   // Removes rule `id`, or all with 0; gives the number removed.
   uint32_t ClearRules(uint32_t id);
 

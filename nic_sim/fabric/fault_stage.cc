@@ -22,6 +22,7 @@ struct FaultStage::Facts {
   uint8_t opcode = 0;
   uint32_t dest_qpn = 0;
   uint16_t mad = 0;  // attribute id of the message that it carries to QP1
+  uint32_t psn = 0;
 
   Time now;
   uint32_t bytes = 0;         // from the IP header to the ICRC
@@ -62,6 +63,7 @@ struct FaultStage::Facts {
         frame.size() >= bth + kMad + 24 && frame[bth + kMad + 1] == std::byte{7}) {
       mad = LoadBe16(&frame[bth + kMad + 16]);
     }
+    psn = header.psn.value();
   }
 };
 
@@ -259,6 +261,23 @@ bool FaultStage::Selects(ActiveRule* active, const Facts& facts) {
   return true;
 }
 
+void FaultStage::Hit(ActiveRule* active, const Facts& facts) {
+  ++active->hits;
+  trace_.Record({.time_ns = facts.now.ns(),
+                 .qpn = facts.meta->source_qpn,
+                 .peer_qpn = facts.dest_qpn,
+                 .psn = facts.psn,
+                 .bytes = facts.bytes,
+                 .detail = active->id,
+                 .port = facts.port(),
+                 .kind = TraceKind::kFault,
+                 .opcode = facts.opcode,
+                 .code = static_cast<uint8_t>(active->rule.action),
+                 .flags = static_cast<uint8_t>(
+                     (facts.is_tx() ? 0 : TraceEvent::kReceivingSide) |
+                     (facts.meta->retransmission ? TraceEvent::kRetransmission : 0))});
+}
+
 void FaultStage::UpdateDown(ActiveRule* active, Time now) {
   const FaultRule& rule = active->rule;
   if (rule.has_trigger()) {
@@ -285,7 +304,7 @@ bool FaultStage::ApplyDown(ActiveRule* active, const Facts& facts, Time now) {
   if (!active->is_down) return false;
   if (!active->HasPort(facts.port())) return false;
   if (rule.direction && (*rule.direction == Direction::kTx) != facts.is_tx()) return false;
-  ++active->hits;
+  Hit(active, facts);
   if (active->exhausted()) active->is_down = false;
   return true;
 }
@@ -441,7 +460,7 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
       case FaultAction::kDown:
         break;
     }
-    if (hit) ++active.hits;
+    if (hit) Hit(&active, facts);
     if (verdict != Verdict::kGoesOn) break;
   }
   if (verdict == Verdict::kGoesOn) {

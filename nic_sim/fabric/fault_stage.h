@@ -23,6 +23,7 @@
 
 #include "nic_sim/fabric/fault_rule.h"
 #include "nic_sim/fabric/packet_queue.h"
+#include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 
 namespace verbena::nic {
@@ -70,7 +71,12 @@ class FaultStage {
 
   bool link_up(PortId port) const;
 
+  // Hits of rules.
+  const TraceRing& trace() const { return trace_; }
+
  private:
+  static constexpr size_t kTraceEvents = 8192;
+
   struct ActiveRule {
     FaultRule rule;
     uint32_t id = 0;
@@ -103,7 +109,7 @@ class FaultStage {
   static bool Matches(const ActiveRule& rule, const Facts& facts);
   static bool Selects(ActiveRule* rule, const Facts& facts);
   // True: the packet is dropped.
-  static bool ApplyDown(ActiveRule* rule, const Facts& facts, transport::Time now);
+  bool ApplyDown(ActiveRule* rule, const Facts& facts, transport::Time now);
   static void UpdateDown(ActiveRule* rule, transport::Time now);
   static transport::Time NextChange(const ActiveRule& rule);
   static bool Alter(ActiveRule* rule, rte_mbuf* packet, const Facts& facts);
@@ -116,11 +122,13 @@ class FaultStage {
 
   // How many times this PSN of this flow has been sent, this one included.
   uint32_t CountTransmission(const Facts& facts);
+  void Hit(ActiveRule* rule, const Facts& facts);
 
   std::list<ActiveRule> rules_;
   size_t counting_rules_ = 0;  // with transmission=
   std::unordered_map<uint64_t, uint32_t> transmissions_;
   PacketQueue released_;  // of removed rules
+  TraceRing trace_{kTraceEvents};
   size_t held_ = 0;
   uint32_t next_id_ = 1;
 };

@@ -53,8 +53,32 @@ Qp::~Qp() {
 }
 
 void Qp::SetState(QpState state) {
+  if (state != state_) {
+    Trace({.kind = TraceKind::kState,
+           .opcode = static_cast<uint8_t>(state_),
+           .code = static_cast<uint8_t>(state)});
+  }
   state_ = state;
   config_.record->state.store(static_cast<uint32_t>(state), std::memory_order_release);
+}
+
+void Qp::Trace(TraceEvent event) {
+  event.time_ns = config_.shard->now().ns();
+  event.qpn = qpn_.value();
+  event.port = config_.nic->port();
+  config_.shard->trace().Record(event);
+}
+
+bool Qp::FetchSend(FetchedSend* send) {
+  if (!sq_.Fetch(send)) return false;
+  const transport::SendRequest& request = send->request;
+  size_t bytes = request.inline_data.size();
+  for (const transport::MemorySegment& sge : request.sges) bytes += sge.length;
+  Trace({.wr_id = request.wr_id,
+         .bytes = static_cast<uint32_t>(bytes),
+         .kind = TraceKind::kPosted,
+         .code = static_cast<uint8_t>(request.opcode)});
+  return true;
 }
 
 void Qp::ResetQueues() {
@@ -174,6 +198,14 @@ void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
       .qp_slot = static_cast<uint16_t>(config_.slot),
       .qp_generation = config_.generation,
       .src_qpn = config_.type == QpType::kUd ? completion.src_qpn.value() : attr_.dest_qpn};
+  Trace({.wr_id = completion.wr_id,
+         .peer_qpn = origin.src_qpn,
+         .bytes = completion.byte_len,
+         .detail = completion.vendor_err,
+         .kind = TraceKind::kCompletion,
+         .opcode = static_cast<uint8_t>(completion.opcode),
+         .code = static_cast<uint8_t>(completion.status),
+         .flags = static_cast<uint8_t>(completion.is_send ? TraceEvent::kSendQueue : 0)});
   if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
     config_.shard->MarkDirty(cq);
   } else {

@@ -18,6 +18,7 @@
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_receive_queue.h"
 #include "nic_sim/queues/work_queue.h"
+#include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 #include "transport/qp_state.h"
 #include "transport/transport_event.h"
@@ -129,6 +130,10 @@ class Qp {
   const SendQueue& sq() const { return sq_; }
   const ReceiveQueue& rq() const { return rq_; }
 
+  void TraceEventOf(transport::AsyncEventType type) {
+    Trace({.kind = TraceKind::kEvent, .code = static_cast<uint8_t>(type)});
+  }
+
   uint32_t async_events = 0;           // written for this QP
   std::vector<transport::Gid> groups;  // that it is attached to
 
@@ -148,6 +153,10 @@ class Qp {
            state_ == transport::QpState::kSqd || state_ == transport::QpState::kSqe;
   }
   void SetState(transport::QpState state);
+  // Into the shard's ring; time, QPN and port are filled in here.
+  void Trace(TraceEvent event);
+  // The oldest send WQE; false if none is posted.
+  bool FetchSend(FetchedSend* send);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
   // SQD and nothing outstanding any more: tells once.
   void ReportDrained();

@@ -152,7 +152,7 @@ uint32_t RcQp::Service(Time now, uint32_t budget) {
   uint32_t fetched = 0;
   if (sends()) {
     FetchedSend send;
-    while (fetched < budget && requester_.CanPost() && sq_.Fetch(&send)) {
+    while (fetched < budget && requester_.CanPost() && FetchSend(&send)) {
       requester_.Post(send.request, now);
       ++fetched;
     }

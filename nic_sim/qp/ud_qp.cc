@@ -96,7 +96,7 @@ uint32_t UdQp::Service(Time now, uint32_t budget) {
   if (state_ != QpState::kErr && receiver_.failed()) MoveToError();
   uint32_t flushed = 0;
   transport::TxPacket none;
-  while (flushes_sends() && flushed < budget && sender_.CanSend() && sq_.Fetch(&current_)) {
+  while (flushes_sends() && flushed < budget && sender_.CanSend() && FetchSend(&current_)) {
     sender_.Send(current_.request, /*has_path=*/false, &none);
     ++flushed;
   }
@@ -110,7 +110,7 @@ uint32_t UdQp::Service(Time now, uint32_t budget) {
 bool UdQp::PollTransmit(Time, transport::TxPacket* packet, bool* response) {
   *response = false;
   if (state_ != QpState::kRts || sender_.failed()) return false;
-  if (!sender_.CanSend() || !sq_.Fetch(&current_)) return false;
+  if (!sender_.CanSend() || !FetchSend(&current_)) return false;
   sq_.Publish();
   ++fetched_;
   const transport::SendRequest& request = current_.request;

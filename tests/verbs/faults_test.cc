@@ -2,6 +2,7 @@
 //
 // What fault rules that rewrite and shape packets do to programs, at both ends. Syndromes and who
 // answers what: IBTA Vol 1, 9.9.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -109,6 +110,133 @@ TEST_F(FaultyWire, ARateIsALowerBoundOfTheTime) {
   const auto took = std::chrono::steady_clock::now() - start;
   // Ethernet, IP, UDP, BTH, RETH, payload, ICRC; each waits for the one before.
   EXPECT_GE(took, std::chrono::microseconds(20 * (14 + 20 + 8 + 12 + 16 + kBytes + 4)));
+}
+
+// --- verbena explain names what was done ---
+
+using ::testing::HasSubstr;
+
+class Explained : public FaultyWire {
+ protected:
+  static std::string Explain() {
+    const Finished explained = VerbenaHere({"explain", "last"});
+    EXPECT_EQ(explained.status, 0) << explained.output;
+    return explained.output;
+  }
+  std::string Qpn() const { return std::to_string(a_.qp()->qp_num); }
+};
+
+TEST_F(Explained, LostRequests) {
+  Add("drop opcode=send psn=0");
+  EXPECT_EQ(Send(), IBV_WC_RETRY_EXC_ERR);
+  const std::string text = Explain();
+  EXPECT_THAT(text, HasSubstr("(" + Qpn() + "): RETRY_EXC_ERR"));
+  EXPECT_THAT(text, HasSubstr("RC_SEND_ONLY with PSN"));
+  EXPECT_THAT(text, HasSubstr("was sent 8 times and never acknowledged"));  // retry_cnt 7
+  EXPECT_THAT(text, HasSubstr("('drop opcode=send psn=0') hit 8 packets that this QP sent"));
+}
+
+TEST_F(Explained, LostAnswers) {
+  Add("drop opcode=ack");
+  EXPECT_EQ(Send(), IBV_WC_RETRY_EXC_ERR);
+  const std::string text = Explain();
+  EXPECT_THAT(text, HasSubstr("('drop opcode=ack') hit 8 packets of the peer"));
+  EXPECT_THAT(text, HasSubstr("the peer took it 8 times"));
+}
+
+TEST_F(Explained, DamagedPackets) {
+  Add("corrupt opcode=send");
+  EXPECT_EQ(Send(), IBV_WC_RETRY_EXC_ERR);
+  const std::string text = Explain();
+  EXPECT_THAT(text, HasSubstr("('corrupt opcode=send') hit 8 packets"));
+  EXPECT_THAT(text, HasSubstr("refused 8 packets: the ICRC was wrong"));
+}
+
+TEST_F(Explained, APeerThatIsGone) {
+  b_.DestroyQp();
+  EXPECT_EQ(Write(), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_THAT(Explain(), HasSubstr("refused 8 packets: no QP has that number"));
+}
+
+TEST_F(Explained, APeerInError) {
+  ASSERT_EQ(b_.ToState(IBV_QPS_ERR), 0);
+  EXPECT_EQ(Write(), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_THAT(Explain(), HasSubstr("refused 8 packets: the QP is not in RTR or RTS"));
+}
+
+TEST_F(Explained, ALinkThatIsDown) {
+  Add("down dev=verbena1");
+  EXPECT_EQ(Write(), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_THAT(Explain(), HasSubstr("('down dev=verbena1') hit 8 packets"));
+}
+
+TEST_F(Explained, AForgedNak) {
+  Add("set aeth.syndrome=0x62 opcode=ack nth=1");
+  EXPECT_EQ(Send(), IBV_WC_REM_ACCESS_ERR);
+  const std::string text = Explain();
+  EXPECT_THAT(text, HasSubstr("NAK, remote access error"));
+  EXPECT_THAT(text, HasSubstr("it was forged on the way"));
+  EXPECT_THAT(text, HasSubstr("'set aeth.syndrome=0x62 opcode=ack nth=1'"));
+}
+
+TEST_F(Explained, ATrueNak) {
+  EXPECT_EQ(a_.PostSend(RdmaWr(1, IBV_WR_RDMA_WRITE, target_.address(), target_.rkey() + 1),
+                        {source_.sge(0, kBytes)}),
+            0);
+  EXPECT_EQ(PollOne(a_.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
+  const std::string text = Explain();
+  EXPECT_THAT(text, HasSubstr("was answered with NAK, remote access error"));
+  EXPECT_THAT(text, HasSubstr("R_Key, address range or rights"));
+  EXPECT_EQ(text.find("forged"), std::string::npos) << text;
+  EXPECT_EQ(text.find("fault rule"), std::string::npos) << text;
+}
+
+TEST_F(Explained, AReceiveThatIsTooShort) {
+  ASSERT_EQ(b_.PostRecv(10, {target_.sge(0, 16)}), 0);
+  ASSERT_EQ(a_.PostSend(SendWr(1), {source_.sge(0, kBytes)}), 0);
+  EXPECT_EQ(PollOne(a_.send_cq()).status, IBV_WC_REM_INV_REQ_ERR);
+  const Finished of_a = VerbenaHere({"explain", Qpn()});
+  EXPECT_THAT(of_a.output, HasSubstr("longer than the receive"));
+  const Finished of_b = VerbenaHere({"explain", std::to_string(b_.qp()->qp_num)});
+  EXPECT_THAT(of_b.output, HasSubstr("LOC_LEN_ERR"));
+  EXPECT_THAT(of_b.output, HasSubstr("longer than the receive's buffers"));
+}
+
+TEST_F(Explained, NoReceive) {
+  RcEnd a, b(EndOptions{.device = "verbena1"});
+  PathOptions path;
+  path.rnr_retry = 2;
+  path.min_rnr_timer = 10;  // 0.32 ms
+  ConnectPair(a, b, path);
+  ASSERT_EQ(a.PostSend(SendWr(1)), 0);
+  EXPECT_EQ(PollOne(a.send_cq()).status, IBV_WC_RNR_RETRY_EXC_ERR);
+  EXPECT_THAT(Explain(), HasSubstr("the peer had no receive posted: RNR NAK 3 times"));
+}
+
+TEST_F(Explained, ADecisionOfTheApplication) {
+  ASSERT_EQ(a_.ToState(IBV_QPS_ERR), 0);
+  const Finished explained = VerbenaHere({"explain", Qpn()});
+  EXPECT_THAT(explained.output, HasSubstr("moved to ERR"));
+  EXPECT_THAT(explained.output, HasSubstr("ibv_modify_qp or rdma_disconnect did it"));
+}
+
+TEST_F(Explained, NothingOnAQpThatWorks) {
+  EXPECT_EQ(Send(), IBV_WC_SUCCESS);
+  EXPECT_THAT(VerbenaHere({"explain", Qpn()}).output, HasSubstr("nothing has failed"));
+  EXPECT_NE(VerbenaHere({"explain", "0x1000000"}).status, 0);
+}
+
+TEST_F(Explained, TheTraceHasEachStepOfASend) {
+  EXPECT_EQ(Send(), IBV_WC_SUCCESS);
+  ExpectReceived();
+  const std::string text = VerbenaHere({"trace", "--qp", Qpn()}).output;
+  size_t at = 0;
+  for (const char* step :
+       {"RESET -> INIT", "INIT -> RTR", "RTR -> RTS", "posted SEND, wr_id 1, 256",
+        "RC_SEND_ONLY psn", "RC_ACKNOWLEDGE psn", "completed SEND SUCCESS"}) {
+    at = text.find(step, at);
+    ASSERT_NE(at, std::string::npos) << step << " is missing or too early in\n" << text;
+  }
 }
 
 }  // namespace

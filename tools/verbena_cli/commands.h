@@ -66,6 +66,19 @@ int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rul
 int FaultList(const InstanceOptions& options, bool json);
 int FaultClear(const InstanceOptions& options, std::optional<int64_t> id);
 
+// trace_command.cc
+struct TraceOptions {
+  InstanceOptions instance;
+  std::optional<uint32_t> qpn;
+  std::string device;
+  uint64_t last = 1000;  // at most so many events of the past
+  bool follow = false;   // until it is ended
+  bool json = false;     // an array, or with `follow` a line each
+};
+int Trace(const TraceOptions& options);
+// Without a QPN: of the last failure.
+int Explain(const InstanceOptions& options, std::optional<uint32_t> qpn, bool json);
+
 // doctor_command.cc
 int Doctor(const InstanceOptions& options, bool json);
 

@@ -4,7 +4,9 @@
 // the sub-commands do is in the *_commands.cc files.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iterator>
@@ -67,6 +69,8 @@ struct Arguments {
   std::vector<std::string> rule;
   int64_t rule_id = 0;
   DecodeOptions decode;
+  TraceOptions trace;
+  std::string explained;  // a QPN, or "last"
 };
 
 CLI::App* AddCommand(CLI::App* parent, const char* name, const char* description,
@@ -237,6 +241,55 @@ void AddFault(CLI::App* app, Arguments* a) {
   clear->add_option("id", a->rule_id, "The rule's id; none = all rules");
 }
 
+// Decimal, or hexadecimal with 0x.
+std::optional<uint32_t> ParseQpn(const std::string& text) {
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 0);
+  if (text.empty() || text[0] == '-' || *end != '\0' || errno != 0 || value > 0xffffff) return {};
+  return static_cast<uint32_t>(value);
+}
+
+void AddTrace(CLI::App* app, Arguments* a) {
+  static const CLI::Validator kQpn(
+      [](const std::string& text) {
+        return ParseQpn(text) ? std::string() : "'" + text + "' is no QP number";
+      },
+      "QPN");
+  CLI::App* trace = AddJson(
+      AddInstance(
+          AddCommand(app, "trace", "Show what the engine did last, event by event",
+                     "WQEs, packets (-> sent, <- received, x- refused, !! hit by a fault rule),\n"
+                     "timers, completions, states and events of the last moments; times in\n"
+                     "seconds from the first line on.\n"
+                     "Examples:\n"
+                     "  verbena trace --qp 0x1a2b3c\n"
+                     "  verbena trace --follow --dev verbena0\n"
+                     "  verbena trace --json --last 100"),
+          &a->instance),
+      &a->json);
+  trace
+      ->add_option_function<std::string>(
+          "--qp", [a](const std::string& text) { a->trace.qpn = ParseQpn(text); },
+          "Only this QP (verbena list qp), and what hit its packets")
+      ->check(kQpn);
+  trace->add_option("--dev", a->trace.device, "Only this device");
+  trace->add_option("--last", a->trace.last, "At most so many events of the past (default 1000)")
+      ->check(CLI::Range(1, 100000));
+  trace->add_flag("--follow", a->trace.follow, "Go on with what happens, until Ctrl-C");
+
+  AddJson(AddInstance(AddCommand(app, "explain", "Say why a completion failed",
+                                 "Reads the trace: status, reasons, the packets that led to it.\n"
+                                 "Examples:\n"
+                                 "  verbena explain last\n"
+                                 "  verbena explain 0x1a2b3c"),
+                      &a->instance),
+          &a->json)
+      ->add_option("qp", a->explained, "QP number, or last: the QP that failed last")
+      ->required()
+      ->check(CLI::IsMember({"last"}) | kQpn);
+}
+
 int Dispatch(const CLI::App& app, Arguments* a) {
   const auto got = [&app](const char* name) { return app.got_subcommand(name); };
   if (got("up")) {
@@ -255,6 +308,12 @@ int Dispatch(const CLI::App& app, Arguments* a) {
     a->decode.json = a->json;
     return Decode(a->decode);
   }
+  if (got("trace")) {
+    a->trace.instance = a->instance;
+    a->trace.json = a->json;
+    return Trace(a->trace);
+  }
+  if (got("explain")) return Explain(a->instance, ParseQpn(a->explained), a->json);
   if (got("down")) return Down(a->instance);
   if (got("env")) return Env(a->instance);
   if (got("version")) return Version(a->instance, a->json);
@@ -295,6 +354,7 @@ int Main(int argc, char** argv) {
   AddObserving(&app, &arguments);
   AddCapture(&app, &arguments);
   AddFault(&app, &arguments);
+  AddTrace(&app, &arguments);
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty()) words.emplace_back("--help");

@@ -211,6 +211,9 @@ class FakeHardware final : public Hardware {
                 {"hw_counters", {{"duplicate_request", 6}}}}}}}};
   }
   nlohmann::json Dump() const override { return {{"engine", "fake"}}; }
+  nlohmann::json Trace(std::optional<uint32_t>, int64_t, size_t) const override {
+    return {{"events", nlohmann::json::array()}};
+  }
 
   uint32_t AddRule(std::string_view text, std::string* error) override {
     if (text.starts_with("drop")) {

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/verbena_cli/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "transport/wire/aeth.h"
+
+namespace verbena::tools {
+namespace {
+
+using transport::Aeth;
+using transport::AethKind;
+using transport::NakCode;
+
+constexpr size_t kEventsShown = 16;
+
+bool Is(const Json& event, const char* what) { return TextField(event, "event") == what; }
+uint32_t Number(const Json& event, const char* key) {
+  return static_cast<uint32_t>(IntegerField(event, key));
+}
+bool Flag(const Json& event, const char* key) {
+  const auto field = event.find(key);
+  return field != event.end() && field->is_boolean() && field->get<bool>();
+}
+bool HasSyndrome(const Json& event) { return event.contains("syndrome"); }
+Aeth SyndromeOf(const Json& event) {
+  return {.syndrome = static_cast<uint8_t>(IntegerField(event, "syndrome")), .msn = {}};
+}
+bool IsNak(const Json& event) { return HasSyndrome(event) && SyndromeOf(event).is_nak(); }
+
+std::string SyndromeText(const Aeth& aeth) {
+  switch (aeth.kind()) {
+    case AethKind::kAck:
+      return "ACK";
+    case AethKind::kRnrNak:
+      return fmt::format("RNR NAK, wait {} us", transport::RnrTimerDelay(aeth.code()).us());
+    case AethKind::kReserved:
+      return "reserved syndrome";
+    case AethKind::kNak:
+      break;
+  }
+  switch (aeth.nak_code()) {
+    case NakCode::kPsnSequenceError:
+      return "NAK, PSN sequence error";
+    case NakCode::kInvalidRequest:
+      return "NAK, invalid request";
+    case NakCode::kRemoteAccessError:
+      return "NAK, remote access error";
+    case NakCode::kRemoteOperationalError:
+      return "NAK, remote operational error";
+    default:
+      return fmt::format("NAK, code {}", aeth.code());
+  }
+}
+
+std::string Times(size_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
+std::string Packets(size_t count) {
+  return fmt::format("{} packet{}", count, count == 1 ? "" : "s");
+}
+
+std::string RuleText(const Json& rules, uint32_t id) {
+  for (const Json& rule : rules) {
+    if (IntegerField(rule, "id") == id) {
+      return fmt::format("fault rule {} ('{}')", id, TextField(rule, "rule"));
+    }
+  }
+  return fmt::format("fault rule {} (removed since)", id);
+}
+
+// The story of one failure: events of one life of a QP, of its peer, and what
+// happened to packets between them, up to the failure.
+class Story {
+ public:
+  Story(const Json& events, const Json& rules, uint32_t qpn, size_t end)
+      : rules_(rules), qpn_(qpn) {
+    // From the last RESET on: an earlier connection does not matter.
+    size_t begin = 0;
+    for (size_t i = 0; i < end; ++i) {
+      const Json& event = events[i];
+      if (Number(event, "qpn") != qpn) continue;
+      if (Is(event, "state") && TextField(event, "to") == "RTR") begin = i;
+      if (Is(event, "sent") && Number(event, "peer_qpn") != 0) peer_ = Number(event, "peer_qpn");
+    }
+    for (size_t i = begin; i < end; ++i) {
+      const Json& event = events[i];
+      if (Concerns(event)) events_.push_back(&event);
+    }
+  }
+
+  const std::vector<const Json*>& events() const { return events_; }
+
+  void AddHits(Explanation* out) const {
+    struct Hits {
+      size_t requests = 0, answers = 0;
+    };
+    std::map<uint32_t, Hits> by_rule;
+    for (const Json* event : events_) {
+      if (!Is(*event, "fault")) continue;
+      Hits& hits = by_rule[Number(*event, "rule")];
+      ++(Number(*event, "qpn") == qpn_ ? hits.requests : hits.answers);
+    }
+    for (const auto& [id, hits] : by_rule) {
+      if (hits.requests != 0) {
+        out->because.push_back(fmt::format("{} hit {} that this QP sent", RuleText(rules_, id),
+                                           Packets(hits.requests)));
+      }
+      if (hits.answers != 0) {
+        out->because.push_back(
+            fmt::format("{} hit {} of the peer", RuleText(rules_, id), Packets(hits.answers)));
+      }
+    }
+  }
+
+  void AddRefusals(Explanation* out) const {
+    std::map<std::string, std::pair<size_t, size_t>> by_reason;  // at the peer, here
+    for (const Json* event : events_) {
+      if (!Is(*event, "refused")) continue;
+      auto& [there, here] = by_reason[TextField(*event, "reason", "?")];
+      ++(Number(*event, "qpn") == qpn_ ? here : there);
+    }
+    for (const auto& [reason, counts] : by_reason) {
+      if (counts.first != 0) {
+        out->because.push_back(fmt::format("the peer's NIC refused {}: {}", Packets(counts.first),
+                                           RefusalText(reason)));
+      }
+      if (counts.second != 0) {
+        out->because.push_back(fmt::format("this NIC refused {} for this QP: {}",
+                                           Packets(counts.second), RefusalText(reason)));
+      }
+    }
+  }
+
+  void TellRetries(Explanation* out) const {
+    // What the last round began with.
+    const Json* first = nullptr;
+    bool new_round = true;
+    for (const Json* event : events_) {
+      if (Number(*event, "qpn") != qpn_) continue;
+      if (Is(*event, "timer")) new_round = true;
+      if (!Is(*event, "sent") || HasSyndrome(*event)) continue;
+      if (new_round) first = event;
+      new_round = false;
+    }
+    if (first == nullptr) {
+      out->what = "the request was repeated as often as retry_cnt allows, without an answer";
+      return;
+    }
+    const uint32_t psn = Number(*first, "psn");
+    size_t sent = 0, arrived = 0, answers = 0, came = 0;
+    for (const Json* event : events_) {
+      const uint32_t qpn = Number(*event, "qpn");
+      const bool same = Number(*event, "psn") == psn && !HasSyndrome(*event);
+      if (qpn == qpn_ && Is(*event, "sent") && same) ++sent;
+      if (qpn == peer_ && Is(*event, "received") && same) ++arrived;
+      if (qpn == peer_ && Is(*event, "sent") && HasSyndrome(*event)) ++answers;
+      if (qpn == qpn_ && Is(*event, "received") && HasSyndrome(*event)) ++came;
+    }
+    out->what = fmt::format("{} with PSN {} was sent {} and never acknowledged",
+                            TextField(*first, "opcode", "the request"), psn, Times(sent));
+    AddHits(out);
+    AddRefusals(out);
+    if (arrived != 0) {
+      out->because.push_back(
+          fmt::format("the peer took it {} and sent {} with an ACK or NAK, of "
+                      "which {} arrived here",
+                      Times(arrived), Packets(answers), came));
+    } else if (out->because.empty()) {
+      out->because.push_back(
+          "none of its packets was seen at the peer: it is on another machine, or the way there "
+          "is broken");
+    }
+    out->look_at.push_back("timeout and retry_cnt of ibv_modify_qp: the time until this error");
+    out->look_at.push_back("verbena list qp: does the peer's QP exist, and in which state");
+  }
+
+  void TellNak(Explanation* out, const char* meaning) const {
+    const Json* nak = nullptr;
+    for (const Json* event : events_) {
+      if (Number(*event, "qpn") == qpn_ && Is(*event, "received") && IsNak(*event)) nak = event;
+    }
+    out->what = fmt::format("the peer answered: {}", meaning);
+    if (nak != nullptr) {
+      out->what = fmt::format("PSN {} was answered with {}", Number(*nak, "psn"),
+                              SyndromeText(SyndromeOf(*nak)));
+      const bool was_sent = std::ranges::any_of(events_, [&](const Json* event) {
+        return Number(*event, "qpn") == peer_ && Is(*event, "sent") && IsNak(*event) &&
+               Number(*event, "psn") == Number(*nak, "psn");
+      });
+      const bool peer_is_here = std::ranges::any_of(
+          events_, [&](const Json* event) { return Number(*event, "qpn") == peer_; });
+      if (!was_sent && peer_is_here) {
+        out->because.push_back("the peer did not send that NAK: it was forged on the way");
+      }
+    }
+    AddHits(out);
+    out->because.push_back(meaning);
+  }
+
+  void TellRnr(Explanation* out) const {
+    size_t naks = 0;
+    for (const Json* event : events_) {
+      naks += Number(*event, "qpn") == qpn_ && Is(*event, "received") && HasSyndrome(*event) &&
+              SyndromeOf(*event).is_rnr_nak();
+    }
+    out->what = fmt::format("the peer had no receive posted: RNR NAK {}", Times(naks));
+    AddHits(out);
+    out->because.push_back(
+        "SEND and WRITE with immediate need an ibv_post_recv (or SRQ) at the peer");
+    out->look_at.push_back("rnr_retry (7: for ever) and the peer's min_rnr_timer");
+    out->look_at.push_back("verbena list qp: rq_posted and rq_taken of the peer's QP");
+  }
+
+ private:
+  static std::string RefusalText(const std::string& reason) {
+    if (reason == "unknown_qp") {
+      return "no QP has that number; it was destroyed, or its process has ended";
+    }
+    if (reason == "qp_not_ready") return "the QP is not in RTR or RTS (it may be in ERR)";
+    if (reason == "wrong_source") return "the QP is connected to another address";
+    if (reason == "wrong_transport") return "the QP is of another type";
+    if (reason == "pkey_mismatch") return "the P_Key is not its own";
+    if (reason == "qkey_mismatch") return "the Q_Key is not its own";
+    if (reason == "bad_icrc") return "the ICRC was wrong: damaged on the way";
+    return reason;
+  }
+
+  bool Concerns(const Json& event) const {
+    const uint32_t qpn = Number(event, "qpn");
+    if (Is(event, "fault")) {
+      const uint32_t to = Number(event, "peer_qpn");
+      return (qpn == qpn_ && (to == peer_ || peer_ == 0)) ||
+             (to == qpn_ && (qpn == peer_ || qpn == 0));
+    }
+    return qpn == qpn_ || (peer_ != 0 && qpn == peer_);
+  }
+
+  const Json& rules_;
+  uint32_t qpn_;
+  uint32_t peer_ = 0;
+  std::vector<const Json*> events_;
+};
+
+bool IsFailure(const Json& event) {
+  if (!Is(event, "completion")) return false;
+  const std::string status = TextField(event, "status");
+  return status != "SUCCESS" && status != "WR_FLUSH_ERR";
+}
+bool IsDeath(const Json& event) { return Is(event, "state") && TextField(event, "to") == "ERR"; }
+
+// The event to explain, or events.size(): a failed completion, else the way to ERR.
+size_t FindFailure(const Json& events, std::optional<uint32_t> qpn) {
+  for (const auto wanted : {&IsFailure, &IsDeath}) {
+    for (size_t i = events.size(); i-- > 0;) {
+      if (wanted(events[i]) && (!qpn || Number(events[i], "qpn") == *qpn)) return i;
+    }
+  }
+  return events.size();
+}
+
+void TellDeath(const Json& events, size_t at, Explanation* out) {
+  out->status = "WR_FLUSH_ERR";
+  out->what = "the QP was moved to ERR and its work requests were flushed";
+  for (size_t i = at; i < events.size(); ++i) {
+    if (Number(events[i], "qpn") != out->qpn || !Is(events[i], "async_event")) continue;
+    const std::string type = TextField(events[i], "type");
+    if (type == "QP_FATAL") {
+      out->because.push_back("event QP_FATAL: a CQ of the QP was overrun, or an SRQ failed");
+    } else if (type == "QP_ACCESS_ERR" || type == "QP_REQ_ERR") {
+      out->because.push_back(fmt::format(
+          "event {}: the peer's request was refused with a NAK (keys, bounds, rights, length)",
+          type));
+    }
+  }
+  if (out->because.empty()) {
+    out->because.push_back("no error came before: ibv_modify_qp or rdma_disconnect did it");
+  }
+}
+
+void TellStatus(const Story& story, Explanation* out) {
+  const std::string& status = out->status;
+  if (status == "RETRY_EXC_ERR") return story.TellRetries(out);
+  if (status == "RNR_RETRY_EXC_ERR") return story.TellRnr(out);
+  if (status == "REM_ACCESS_ERR") {
+    story.TellNak(out, "remote access error: R_Key, address range or rights of the peer's region");
+    out->look_at.push_back(
+        "verbena list mr: rkey, address, length and access of the peer's regions");
+    return;
+  }
+  if (status == "REM_INV_REQ_ERR") {
+    story.TellNak(out,
+                  "invalid request: longer than the receive, or an operation that the QP does not "
+                  "allow (qp_access_flags, max_dest_rd_atomic)");
+    return;
+  }
+  if (status == "REM_OP_ERR") {
+    story.TellNak(out, "remote operational error: the peer's memory or receive could not be used");
+    return;
+  }
+  story.AddHits(out);
+  if (status == "LOC_PROT_ERR") {
+    out->what = "a buffer of the work request may not be used";
+    out->because.push_back("L_Key, address range, rights or PD of an SGE, or memory that is gone");
+    out->look_at.push_back("verbena list mr: lkey, address and length of this process's regions");
+  } else if (status == "LOC_LEN_ERR") {
+    out->what = "the message is longer than the receive's buffers";
+    out->because.push_back("the sum of the SGE lengths of the receive is too small");
+  } else if (status == "LOC_QP_OP_ERR") {
+    out->what = "the work request itself makes no sense for this QP";
+  } else {
+    out->what = "the work request failed";
+  }
+}
+
+}  // namespace
+
+std::string EventText(const Json& event) {
+  const std::string what = TextField(event, "event", "?");
+  std::string packet = fmt::format("{} psn {}, {} bytes", TextField(event, "opcode", "?"),
+                                   Number(event, "psn"), Number(event, "bytes"));
+  if (HasSyndrome(event)) packet += ", " + SyndromeText(SyndromeOf(event));
+  if (Flag(event, "retransmission")) packet += ", again";
+  if (what == "sent") return fmt::format("-> {:#08x}  {}", Number(event, "peer_qpn"), packet);
+  if (what == "received") return "<- " + packet;
+  if (what == "refused") return fmt::format("x- {}: {}", packet, TextField(event, "reason", "?"));
+  if (what == "fault") {
+    return fmt::format("!! rule {} ({}) hits {}", Number(event, "rule"), TextField(event, "side"),
+                       packet);
+  }
+  if (what == "posted") {
+    return fmt::format("posted {}, wr_id {}, {} bytes", TextField(event, "opcode", "?"),
+                       TextField(event, "wr_id", "?"), Number(event, "bytes"));
+  }
+  if (what == "completion") {
+    return fmt::format("completed {} {}, wr_id {}", TextField(event, "opcode", "?"),
+                       TextField(event, "status", "?"), TextField(event, "wr_id", "?"));
+  }
+  if (what == "state") {
+    return fmt::format("{} -> {}", TextField(event, "from", "?"), TextField(event, "to", "?"));
+  }
+  if (what == "async_event") return "event " + TextField(event, "type", "?");
+  if (what == "timer") return "timer ran out";
+  return what;
+}
+
+std::string EventLine(const Json& event, int64_t start_ns) {
+  const double seconds = static_cast<double>(IntegerField(event, "time_ns") - start_ns) / 1e9;
+  return fmt::format("{:12.6f}  {:<10} {:#08x}  {}", seconds, TextField(event, "device", "?"),
+                     Number(event, "qpn"), EventText(event));
+}
+
+Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_t> qpn) {
+  Explanation out;
+  out.qpn = qpn.value_or(0);
+  const size_t at = FindFailure(events, qpn);
+  if (at == events.size()) return out;
+  out.qpn = Number(events[at], "qpn");
+  const Story story(events, rules, out.qpn, at + 1);
+  if (IsFailure(events[at])) {
+    out.status = TextField(events[at], "status");
+    TellStatus(story, &out);
+  } else {
+    TellDeath(events, at, &out);
+  }
+  const std::vector<const Json*>& all = story.events();
+  const size_t shown = std::min(all.size(), kEventsShown);
+  for (size_t i = all.size() - shown; i < all.size(); ++i) out.events.push_back(*all[i]);
+  return out;
+}
+
+}  // namespace verbena::tools
