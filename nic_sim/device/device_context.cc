@@ -180,9 +180,9 @@ int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
 int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
   switch (static_cast<QpType>(request.type)) {
     case QpType::kRc:
+    case QpType::kUc:
     case QpType::kUd:
       break;
-    case QpType::kUc:
     case QpType::kRawPacket:
     case QpType::kXrcSend:
     case QpType::kXrcRecv:

@@ -3,7 +3,7 @@
 // Qp binds the state machines of one QP to its queues, protection domain and
 // path. It moves things between them; what the protocol says is in transport/,
 // when it runs is in nic_sim/engine. Here is what QPs of all types share; the
-// rest is in rc_qp.h and ud_qp.h.
+// rest is in rc_qp.h, uc_qp.h and ud_qp.h.
 //
 // Thread: under the shard's lock.
 #pragma once
