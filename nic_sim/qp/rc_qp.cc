@@ -46,11 +46,11 @@ RcQp::RcQp(const Config& config)
       responder_side_(*this),
       requester_memory_(config.share->regions, config.shard->dma(), config.pd, &requester_side_),
       responder_memory_(config.share->regions, config.shard->dma(), config.pd, &responder_side_),
+      xrc_port_(*this),
       requester_({.max_wr = config.caps.max_send_wr,
                   .max_sge = config.caps.max_send_sge,
                   .max_inline = config.caps.max_inline},
                  requester_memory_),
-      xrc_port_(*this),
       responder_(responder_memory_, config.type == QpType::kXrcRecv ? xrc_port_ : receive_queue()) {
   responder_memory_.set_receive_pd(receive_pd());
 }
