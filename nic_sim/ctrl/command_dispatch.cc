@@ -104,6 +104,17 @@ int AttachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*)
 int DetachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
   return call.context->DetachMcast(request);
 }
+int OpenXrcd(Call& call, const abi::OpenXrcdRequest& request, abi::HandleReply* reply) {
+  if (request.has_file > 1 || call.fds.size() != request.has_file) return EINVAL;
+  const int fd = request.has_file == 1 ? call.fds[0].get() : -1;
+  return call.context->OpenXrcd(request, fd, &reply->handle);
+}
+int CloseXrcd(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->CloseXrcd(request.handle);
+}
+int OpenQp(Call& call, const abi::OpenQpRequest& request, abi::OpenQpReply* reply) {
+  return call.context->OpenQp(request, reply);
+}
 int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
   return call.context->CreateAh(request, &reply->handle);
 }
@@ -189,6 +200,12 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&AttachMcast>::kCommand;
     case abi::kCmdDetachMcast:
       return &RowOf<&DetachMcast>::kCommand;
+    case abi::kCmdOpenXrcd:
+      return &RowOf<&OpenXrcd>::kCommand;
+    case abi::kCmdCloseXrcd:
+      return &RowOf<&CloseXrcd>::kCommand;
+    case abi::kCmdOpenQp:
+      return &RowOf<&OpenQp>::kCommand;
     default:
       return nullptr;
   }

@@ -34,7 +34,8 @@ DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, u
       memory_(std::move(page)),
       page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
       rings_("verbena-" + std::to_string(cookie), &shard.ring_budget()),
-      source_{.page = page_, .qps = &qps_} {
+      source_{.page = page_, .qps = &qps_, .watcher = this},
+      link_up_(shard.fabric().link_up(nic.port())) {
   shard_.AddSource(&source_);
 }
 
@@ -50,8 +51,9 @@ DeviceContext::~DeviceContext() {
   }
   for (const uint32_t key : mrs_) share_.regions.Deregister(key);
   for (const auto& srq : srqs_) {
-    if (srq != nullptr) --share_.srq_count;
+    if (srq != nullptr) ForgetSrq(*srq);
   }
+  ReleaseXrc();
   share_.ah_count -= static_cast<uint32_t>(ahs_.size());
   share_.pd_count -= static_cast<uint32_t>(pds_.size());
   close(client_.async_write_fd);
@@ -181,21 +183,24 @@ int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
 int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
   switch (static_cast<QpType>(request.type)) {
     case QpType::kRc:
+    case QpType::kUc:
     case QpType::kUd:
       break;
-    case QpType::kUc:
-    case QpType::kRawPacket:
     case QpType::kXrcSend:
     case QpType::kXrcRecv:
+      break;
+    case QpType::kRawPacket:
       return EOPNOTSUPP;
     default:
       return EINVAL;
   }
+  if (static_cast<QpType>(request.type) == QpType::kXrcRecv) return 0;  // CreateXrcTarget
+  const bool receives = static_cast<QpType>(request.type) != QpType::kXrcSend;
   if (!pds_.contains(request.pd) || FindCq(request.send_cq) == nullptr ||
-      FindCq(request.recv_cq) == nullptr) {
+      (FindCq(request.recv_cq) == nullptr) == receives) {
     return EINVAL;
   }
-  if (request.xrcd != abi::kNoHandle) return EINVAL;
+  if (request.xrcd != abi::kNoHandle || (!receives && request.srq != abi::kNoHandle)) return EINVAL;
   if (request.srq != abi::kNoHandle && FindSrq(request.srq) == nullptr) return EINVAL;
   if ((request.create_flags & ~abi::kQpBlockSelfMulticast) != 0) return EOPNOTSUPP;
   if (request.create_flags != 0 && static_cast<QpType>(request.type) != QpType::kUd) return EINVAL;
@@ -212,16 +217,21 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
 int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
                             SegmentFds* fds) {
   if (const int error = CheckQpRequest(request); error != 0) return error;
+  if (static_cast<QpType>(request.type) == QpType::kXrcRecv) {
+    return CreateXrcTarget(request, reply);
+  }
   if (share_.qp_count >= limits_.qps) return ENOMEM;
   const uint32_t slot = FreeSlot(qps_, abi::kMaxQpSlots);
   if (slot == abi::kMaxQpSlots) return ENOMEM;
   abi::QpCaps caps = request.caps;
   caps.max_send_wr = std::max(caps.max_send_wr, 1u);
   SharedReceiveQueue* const srq = FindSrq(request.srq);
-  // With an SRQ there is no queue of its own, whatever is asked for.
-  caps.max_recv_wr = srq != nullptr ? 0 : std::max(caps.max_recv_wr, 1u);
+  // With an SRQ there is no queue of its own, whatever is asked for, and an
+  // XRC_SEND QP receives nothing.
+  const bool own_rq = srq == nullptr && static_cast<QpType>(request.type) != QpType::kXrcSend;
+  caps.max_recv_wr = own_rq ? std::max(caps.max_recv_wr, 1u) : 0;
   caps.max_send_sge = std::max(caps.max_send_sge, 1u);
-  caps.max_recv_sge = srq != nullptr ? 0 : std::max(caps.max_recv_sge, 1u);
+  caps.max_recv_sge = own_rq ? std::max(caps.max_recv_sge, 1u) : 0;
   const uint32_t sq_stride = abi::SendStride(caps.max_send_sge, caps.max_inline);
   // What the WQE has room for anyway is given.
   caps.max_inline = std::min(kMaxInline, sq_stride - static_cast<uint32_t>(sizeof(abi::SendWqe)));
@@ -230,7 +240,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
   if (const int error = rings_.Allocate(Slots(caps.max_send_wr), sq_stride, &sq, fds); error != 0) {
     return error;
   }
-  if (srq == nullptr) {
+  if (own_rq) {
     const uint32_t rq_stride = abi::RecvStride(caps.max_recv_sge);
     if (const int error = rings_.Allocate(Slots(caps.max_recv_wr), rq_stride, &rq, fds);
         error != 0) {
@@ -320,6 +330,10 @@ void DeviceContext::DeleteQp(Qp* qp) {
 int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
   Qp* qp = FindQp(handle);
   if (qp == nullptr) return EINVAL;
+  if (handle >= abi::kMaxQpSlots) {
+    reply->async_events = CloseXrcQp(handle);
+    return 0;
+  }
   if (!qp->groups.empty()) return EBUSY;
   reply->async_events = qp->async_events;
   DeleteQp(qp);
@@ -436,6 +450,13 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
   qp.TraceEventOf(type);
   if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
+}
+
+void DeviceContext::OnLinkChange() {
+  const bool up = shard_.fabric().link_up(nic_.port());
+  if (up == link_up_) return;
+  link_up_ = up;
+  WriteEvent(1, up ? AsyncEventType::kPortActive : AsyncEventType::kPortErr);
 }
 
 void DeviceContext::OnCqOverrun(CompletionQueue& cq) {

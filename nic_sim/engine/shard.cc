@@ -40,6 +40,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   h.bth.solicited = tx.solicited;
   h.bth.ack_req = tx.ack_request;
   h.bth.psn = tx.psn;
+  h.bth.mig_req = qp.attr().path_mig_state == kMigMigrated;
   const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
   if (traits.has_deth()) {
     h.bth.dest_qpn = tx.dest_qpn;
@@ -47,6 +48,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   } else {
     h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
   }
+  if (traits.has_xrceth()) h.xrceth = {.srq = tx.srq};
   if (traits.has_reth()) {
     h.reth = {
         .va = tx.remote_address, .rkey = transport::Rkey(tx.rkey), .dma_length = tx.dma_length};
@@ -81,6 +83,7 @@ bool Shard::RunPass() {
   wqes_this_pass_ = 0;
   CheckStarvation();
   if (resources_.fabric->next_deadline() <= now_) resources_.fabric->HandleTimeout(now_);
+  CheckLinks();
   // The netdevs are served by one shard; steering gives each its packets.
   const bool from_outside = config_.id == 0 && resources_.fabric->PollWires(now_);
   if (!waiting_for_netdev_.empty()) ReleaseWaiting();
@@ -116,6 +119,14 @@ void Shard::CheckStarvation() {
     ++counters_.deadline_shifts;
   }
   planned_wake_ = Time::Never();
+}
+
+void Shard::CheckLinks() {
+  const uint32_t changes = resources_.fabric->link_changes();
+  if (changes == seen_link_changes_) [[likely]]
+    return;
+  seen_link_changes_ = changes;
+  for (DoorbellSource* source : sources_) source->watcher->OnLinkChange();
 }
 
 bool Shard::RunDoorbells() {
@@ -302,8 +313,9 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       const transport::MemorySegment& segment = tx.segments[i];
       if (segment.length == 0) continue;
       Extent extent;
-      const MemoryStatus status = qp.config().share->regions.Translate(
-          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent);
+      const MemoryStatus status =
+          qp.config().share->regions.Translate(segment.key, qp.PayloadPd(tx), segment.address,
+                                               segment.length, tx.payload_access, &extent);
       if (status != MemoryStatus::kOk) {
         // Pieces already queued go into a buffer that nobody sends; they must
         // not outlive it.

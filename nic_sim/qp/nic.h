@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,6 +23,7 @@
 namespace verbena::nic {
 
 class Qp;
+class XrcDomain;
 
 // QPN → QP. A QPN is a table index (14 bits) below a count of uses (10 bits)
 // that starts at random, so that a QPN is not reused soon; 0 and 1 are never
@@ -68,7 +70,8 @@ class QpTable {
 
 // Thread: under the shard's lock.
 struct NicShare {
-  NicShare(uint32_t max_regions, uint64_t seed) : regions(max_regions, seed) {}
+  NicShare(uint32_t max_regions, uint64_t seed);
+  ~NicShare();
 
   RegionTable regions;
   // Objects of all contexts, for the limits.
@@ -81,6 +84,7 @@ struct NicShare {
   PdId next_pd = 1;
   // QPs that are attached to a multicast group.
   std::unordered_map<transport::Gid, std::vector<Qp*>> groups;
+  std::list<XrcDomain> xrc_domains;  // open ones
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;
 };

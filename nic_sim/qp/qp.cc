@@ -8,6 +8,7 @@
 #include "nic_sim/qp/lid.h"
 #include "nic_sim/qp/path.h"
 #include "nic_sim/qp/rc_qp.h"
+#include "nic_sim/qp/uc_qp.h"
 #include "nic_sim/qp/ud_qp.h"
 
 namespace verbena::nic {
@@ -28,6 +29,7 @@ bool PkeyMatches(transport::Pkey a, transport::Pkey b) {
 
 std::unique_ptr<Qp> Qp::Create(const Config& config) {
   if (config.type == QpType::kUd) return std::make_unique<UdQp>(config);
+  if (config.type == QpType::kUc) return std::make_unique<UcQp>(config);
   return std::make_unique<RcQp>(config);
 }
 
@@ -37,19 +39,20 @@ Qp::Qp(const Config& config)
           {.max_sge = config.caps.max_send_sge,
            .max_inline = config.caps.max_inline,
            .signal_all = config.signal_all,
-           .datagrams = config.type == QpType::kUd}),
+           .datagrams = config.type == QpType::kUd,
+           .xrc = config.type == QpType::kXrcSend}),
       rq_(config.rq_ring, config.record, config.caps.max_recv_sge),
       srq_port_(config.srq) {
-  ++config_.send_cq->qp_references;
-  ++config_.recv_cq->qp_references;
+  if (config_.send_cq != nullptr) ++config_.send_cq->qp_references;
+  if (config_.recv_cq != nullptr) ++config_.recv_cq->qp_references;
   if (config_.srq != nullptr) ++config_.srq->qp_references;
   ResetQueues();
   SetState(QpState::kReset);
 }
 
 Qp::~Qp() {
-  --config_.send_cq->qp_references;
-  --config_.recv_cq->qp_references;
+  if (config_.send_cq != nullptr) --config_.send_cq->qp_references;
+  if (config_.recv_cq != nullptr) --config_.recv_cq->qp_references;
   if (config_.srq != nullptr) --config_.srq->qp_references;
 }
 
@@ -113,9 +116,23 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
     return EINVAL;
   }
   if (has(kQpAttrDestQpn) && attr.dest_qpn > Psn::kMask) return EINVAL;
-  if (has(kQpAttrAltPath)) return EOPNOTSUPP;  // automatic path migration
+  if (const int error = CheckAlternatePath(attr, mask); error != 0) return error;
   if (has(kQpAttrAv)) return CheckPath(*config_.nic, config_.shard->fabric(), attr.ah);
   return 0;
+}
+
+int Qp::CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const {
+  using namespace transport;
+  const bool loads = (mask & kQpAttrAltPath) != 0;
+  if ((mask & kQpAttrPathMigState) != 0) {
+    // ARMED is what the two ends find together.
+    if (attr.path_mig_state > kMigRearm) return EINVAL;
+    if (attr.path_mig_state == kMigRearm && !loads && !has_alternate_) return EINVAL;
+  }
+  if (!loads) return 0;
+  if (attr.alt_port_num != 1 || attr.alt_timeout > 31) return EINVAL;
+  if (attr.alt_pkey_index >= nic().attributes().max_pkeys) return EINVAL;
+  return CheckPath(*config_.nic, config_.shard->fabric(), attr.alt_ah);
 }
 
 void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
@@ -137,6 +154,13 @@ void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
   if (has(kQpAttrSqPsn)) attr_.sq_psn = attr.sq_psn & Psn::kMask;
   if (has(kQpAttrMaxDestRdAtomic)) attr_.max_dest_rd_atomic = attr.max_dest_rd_atomic;
   if (has(kQpAttrDestQpn)) attr_.dest_qpn = attr.dest_qpn;
+  if (has(kQpAttrAltPath)) {
+    attr_.alt_ah = attr.alt_ah;
+    attr_.alt_pkey_index = attr.alt_pkey_index;
+    attr_.alt_port_num = attr.alt_port_num;
+    attr_.alt_timeout = attr.alt_timeout;
+    has_alternate_ = true;
+  }
 }
 
 void Qp::BuildPath() {
@@ -170,19 +194,60 @@ int Qp::Modify(const abi::QpAttr& requested, uint32_t mask, uint32_t new_generat
     ResetMachines();
     ResetQueues();
     srq_port_.set_open(true);
-    last_wqe_reported_ = false;
+    last_wqe_reported_ = has_alternate_ = false;
     attr_ = {};
     config_.generation = new_generation;
   } else if (to == QpState::kErr) {
     MoveToError();
     return 0;
   } else {
+    if ((mask & kQpAttrPathMigState) != 0) SetMigration(attr.path_mig_state);
     if (to == QpState::kSqd && from != QpState::kSqd) drained_reported_ = false;
     OnTransition(from, to);
   }
   SetState(to);
   config_.shard->MarkReady(*this);
   return 0;
+}
+
+// --- Path migration ---
+
+void Qp::SetMigration(uint32_t state) {
+  if (state == kMigMigrated && attr_.path_mig_state == kMigArmed) return Migrate();
+  attr_.path_mig_state = state;
+  migration_error_reported_ = false;
+  OnMigration();
+}
+
+void Qp::Migrate() {
+  attr_.ah = attr_.alt_ah;
+  attr_.pkey_index = attr_.alt_pkey_index;
+  attr_.port_num = attr_.alt_port_num;
+  attr_.timeout = attr_.alt_timeout;
+  attr_.path_mig_state = kMigMigrated;
+  has_alternate_ = false;  // another one has to be loaded before REARM
+  BuildPath();
+  OnMigration();
+  config_.sink->OnQpEvent(*this, AsyncEventType::kPathMig);
+  config_.shard->MarkReady(*this);
+}
+
+bool Qp::IsFromPeer(const transport::PacketView& packet) {
+  const transport::Gid source = packet.source_gid();
+  const bool peer_has_migrated = packet.bth().mig_req;
+  if (attr_.path_mig_state == kMigArmed && peer_has_migrated) [[unlikely]] {
+    if (source == DestinationOf(attr_.alt_ah)) {
+      Migrate();
+    } else if (!migration_error_reported_) {
+      migration_error_reported_ = true;
+      config_.sink->OnQpEvent(*this, AsyncEventType::kPathMigErr);
+    }
+  } else if (attr_.path_mig_state == kMigRearm && !peer_has_migrated && source == peer_gid_)
+      [[unlikely]] {
+    attr_.path_mig_state = kMigArmed;
+    OnMigration();
+  }
+  return source == peer_gid_;
 }
 
 abi::QpAttr Qp::Query() const {

@@ -3,7 +3,7 @@
 // Qp binds the state machines of one QP to its queues, protection domain and
 // path. It moves things between them; what the protocol says is in transport/,
 // when it runs is in nic_sim/engine. Here is what QPs of all types share; the
-// rest is in rc_qp.h and ud_qp.h.
+// rest is in rc_qp.h, uc_qp.h and ud_qp.h.
 //
 // Thread: under the shard's lock.
 #pragma once
@@ -61,9 +61,10 @@ class Qp {
     abi::QpCaps caps{};
     bool signal_all = false;
     bool blocks_self_multicast = false;
-    CompletionQueue* send_cq = nullptr;
-    CompletionQueue* recv_cq = nullptr;
-    SharedReceiveQueue* srq = nullptr;  // nullptr: its own queue
+    CompletionQueue* send_cq = nullptr;  // XRC_RECV: none
+    CompletionQueue* recv_cq = nullptr;  // XRC: none
+    SharedReceiveQueue* srq = nullptr;   // nullptr: its own queue
+    XrcDomain* xrc_domain = nullptr;     // XRC_RECV: whose SRQs packets may name
     Ring sq_ring;
     Ring rq_ring;
     abi::QpRecord* record = nullptr;
@@ -107,6 +108,8 @@ class Qp {
   uint32_t PsnOffset(transport::Psn psn, bool response) const {
     return (psn.value() - (response ? attr_.rq_psn : attr_.sq_psn)) & transport::Psn::kMask;
   }
+  // PD of the payload of a packet that PollTransmit gave.
+  virtual PdId PayloadPd(const transport::TxPacket&) const { return config_.pd; }
   const transport::PacketTemplate& path() const { return path_; }
   virtual transport::Time next_timeout() const { return transport::Time::Never(); }
   virtual void ShiftDeadlines(transport::Duration) {}
@@ -158,6 +161,13 @@ class Qp {
   // The oldest send WQE; false if none is posted.
   bool FetchSend(FetchedSend* send);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
+  // Of a connected QP: does the packet come from the peer? What it says of path
+  // migration is heeded (IBTA Vol 1 §17.2.8): both ends ask for it, REARM, and
+  // are then ARMED; the first packet of a peer that has migrated takes this end
+  // along.
+  bool IsFromPeer(const transport::PacketView& packet);
+  // To the alternate path, which becomes the primary one.
+  void Migrate();
   // SQD and nothing outstanding any more: tells once.
   void ReportDrained();
   transport::ReceiveQueuePort& receive_queue() {
@@ -175,6 +185,8 @@ class Qp {
   // nor to ERR; attr() is the new one, state() still the old.
   virtual void OnTransition(transport::QpState from, transport::QpState to) = 0;
   virtual void ResetMachines() = 0;
+  // Path, timeout or migration state have changed.
+  virtual void OnMigration() {}
   virtual void FlushMachines() = 0;
   virtual bool drained() const = 0;
   // In error, no receive is in progress any more.
@@ -193,12 +205,21 @@ class Qp {
  private:
   int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
   void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
+  int CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const;
+  void SetMigration(uint32_t state);
   void BuildPath();
   void ResetQueues();
 
+  bool has_alternate_ = false;
+  bool migration_error_reported_ = false;
   bool drained_reported_ = false;
   bool last_wqe_reported_ = false;
 };
+
+// Values of enum ibv_mig_state.
+inline constexpr uint32_t kMigMigrated = 0;
+inline constexpr uint32_t kMigRearm = 1;
+inline constexpr uint32_t kMigArmed = 2;
 
 // Two P_Keys match when their low 15 bits do and one is a full member.
 bool PkeyMatches(transport::Pkey a, transport::Pkey b);

@@ -76,6 +76,14 @@ class Perftest(AppTestCase):
         self.bandwidth("ib_atomic_bw", events=True, sizes=False)
         self.run_tool("ib_atomic_bw", "-A", "CMP_AND_SWAP", "-n", 300)
 
+    def test_unreliable_connections(self):
+        for tool in ("ib_send_bw", "ib_write_bw"):
+            for options in ((), ("-b",), ("-q", 4), ("-m", 256, "-s", 5000)):
+                self.run_tool(tool, "-c", "UC", "-n", 300, *options)
+        self.run_tool("ib_send_bw", "-c", "UC", "-e", "-n", 300)
+        self.run_tool("ib_send_lat", "-c", "UC", "-n", 300)
+        self.run_tool("ib_write_lat", "-c", "UC", "-n", 300)
+
     def test_shared_receive_queue(self):
         for options in (("-q", 4), ("-q", 4, "-e"), ("-r", 16), ("-q", 2, "-b")):
             self.run_tool("ib_send_bw", "--use-srq", "-n", 300, *options)

@@ -66,6 +66,19 @@ class Pingpong(AppTestCase):
                 for output in outputs:
                     self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
 
+    def test_unreliable_connections(self):
+        """Few iterations with one receive each: nothing is lost on an undisturbed fabric."""
+        for nics, options in ((TWO, ["-c"]), (ONE, ["-c", "-e"]), (TWO, ["-s", 65536, "-c"]),
+                              (TWO, ["-s", 4097, "-m", 256, "-e"]), (ONE, ["-r", 1, "-s", 1])):
+            with self.subTest(nics=nics, options=options):
+                port = free_port()
+                common = ["-g", 1, "-p", port, "-n", 100, *options]
+                outputs = self.pair(["ibv_uc_pingpong", "-d", nics[0], *common],
+                                    ["ibv_uc_pingpong", "-d", nics[1], *common, ADDRESS], port)
+                for output in outputs:
+                    self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
+                    self.assertNotIn("invalid data", output)
+
     def test_shared_receive_queue(self):
         """Sixteen QPs on one SRQ at either end, and other numbers, depths, sizes."""
         for nics, options in ((TWO, ["-c"]), (ONE, ["-c", "-e"]), (TWO, ["-q", 1, "-r", 1]),

@@ -108,6 +108,15 @@ class FakeContext final : public Context {
   int DetachMcast(const abi::McastRequest& request) override {
     return request.handle == 5 ? 0 : EINVAL;
   }
+  int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) override {
+    *handle = request.flags;
+    return fd >= 0 ? 0 : EBADF;
+  }
+  int CloseXrcd(uint32_t) override { return 0; }
+  int OpenQp(const abi::OpenQpRequest& request, abi::OpenQpReply* reply) override {
+    reply->handle = request.qpn;
+    return 0;
+  }
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override {
     *handle = request.attr.port_num;
     return 0;
