@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "provider/provider.h"
 
@@ -36,11 +37,22 @@ int InitQueue(WorkQueue* queue, uint32_t capacity, uint32_t max_sge, uint32_t ne
   if (queue->ring.stride < needed_stride) return EIO;
   queue->capacity = capacity < queue->ring.slots ? capacity : queue->ring.slots;
   queue->max_sge = max_sge;
-  queue->wr_ids = static_cast<uint64_t*>(calloc(queue->ring.slots, sizeof(uint64_t)));
-  return queue->wr_ids == nullptr ? ENOMEM : 0;
+  return 0;
 }
 
-int Adopt(Context* context, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* fds) {
+// The arrays of both queues in one piece.
+int AllocateWrIds(ibv_pd* pd, Qp* qp) {
+  const size_t count = size_t{qp->sq.ring.slots} + qp->rq.ring.slots;
+  if (count == 0) return 0;
+  uint64_t* ids = static_cast<uint64_t*>(AllocFrom(pd, count * sizeof(uint64_t), &qp->domain));
+  if (ids == nullptr) return ENOMEM;
+  qp->wr_ids = ids;
+  qp->sq.wr_ids = ids;
+  qp->rq.wr_ids = ids + qp->sq.ring.slots;
+  return 0;
+}
+
+int Adopt(Context* context, ibv_pd* pd, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* fds) {
   int fd_index = 0;
   int error = MapRing(context, reply.sq, fds, &fd_index, 64, &qp->sq.ring);
   if (error != 0) return error;
@@ -57,6 +69,7 @@ int Adopt(Context* context, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* f
   if (error != 0) return error;
   error = InitQueue(&qp->rq, reply.caps.max_recv_wr, reply.caps.max_recv_sge,
                     abi::RecvStride(reply.caps.max_recv_sge));
+  if (error == 0) error = AllocateWrIds(pd, qp);
   if (error != 0) return error;
   qp->slot = reply.handle;
   qp->generation = reply.generation;
@@ -103,14 +116,14 @@ void Withdraw(Context* context, Qp* qp) {
 }
 
 void Free(Qp* qp) {
-  free(qp->sq.wr_ids);
-  free(qp->rq.wr_ids);
+  FreeTo(qp->domain, qp->wr_ids);
   free(qp);
 }
 
 uint32_t HandleOf(const ibv_cq* cq) { return cq != nullptr ? cq->handle : abi::kNoHandle; }
 
-int Create(Context* context, Qp* qp, ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_init_attr& attr) {
+int Create(Context* context, Qp* qp, ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_init_attr& attr,
+           uint32_t create_flags) {
   abi::CreateQpRequest request = {};
   abi::CreateQpReply reply = {};
   request.header.op = abi::kCmdCreateQp;
@@ -120,6 +133,7 @@ int Create(Context* context, Qp* qp, ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_in
   request.send_cq = is_target ? abi::kNoHandle : HandleOf(attr.send_cq);
   request.recv_cq = receives ? HandleOf(attr.recv_cq) : abi::kNoHandle;
   request.type = attr.qp_type;
+  request.create_flags = create_flags;
   request.sq_sig_all = attr.sq_sig_all != 0;
   request.caps = ToAbi(attr.cap);
   request.user_handle = reinterpret_cast<uint64_t>(&qp->base.qp);
@@ -130,7 +144,7 @@ int Create(Context* context, Qp* qp, ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_in
   int error = context->channel.Execute(&request, &reply, -1, &fds);
   if (error != 0) return error;
   // What receives for the SRQs of a domain has no queues.
-  error = is_target ? 0 : Adopt(context, qp, reply, &fds);
+  error = is_target ? 0 : Adopt(context, pd, qp, reply, &fds);
   if (error != 0) {
     abi::DestroyReply ignored = {};
     DestroyOnDevice(context, reply.handle, &ignored);
@@ -163,7 +177,9 @@ bool IsComplete(ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_init_attr& attr) {
   return attr.recv_cq != nullptr || attr.qp_type == IBV_QPT_XRC_SEND;
 }
 
-ibv_qp* New(ibv_context* ibv, ibv_pd* pd, ibv_xrcd* xrcd, ibv_qp_init_attr* attr) {
+// `ops`: of an ibv_qp_ex, or NULL.
+ibv_qp* New(ibv_context* ibv, ibv_pd* pd, ibv_xrcd* xrcd, ibv_qp_init_attr* attr,
+            const uint64_t* ops, uint32_t create_flags) {
   Context* context = ToContext(ibv);
   if (!IsComplete(pd, xrcd, *attr)) {
     errno = EINVAL;
@@ -176,7 +192,7 @@ ibv_qp* New(ibv_context* ibv, ibv_pd* pd, ibv_xrcd* xrcd, ibv_qp_init_attr* attr
     qp->recv_cq = attr->qp_type == IBV_QPT_XRC_SEND ? qp->send_cq : ToCq(attr->recv_cq);
   }
   qp->signal_all = attr->sq_sig_all != 0;
-  const int error = Create(context, qp, pd, xrcd, *attr);
+  const int error = Create(context, qp, pd, xrcd, *attr, create_flags);
   if (error != 0) {
     Free(qp);
     errno = error;
@@ -184,27 +200,47 @@ ibv_qp* New(ibv_context* ibv, ibv_pd* pd, ibv_xrcd* xrcd, ibv_qp_init_attr* attr
   }
   FillHandle(qp, ibv, pd, *attr);
   attr->cap = qp->cap;
+  if (ops != nullptr) MakeExtended(qp, *ops);
   Publish(context, qp);
   return &qp->base.qp;
 }
 
 }  // namespace
 
-ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) { return New(pd->context, pd, nullptr, attr); }
+ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
+  return New(pd->context, pd, nullptr, attr, nullptr, 0);
+}
 
 ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
-  constexpr uint32_t kSupported = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
+  constexpr uint32_t kSupported = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
+                                  IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
   constexpr uint32_t kKnown = (IBV_QP_INIT_ATTR_SEND_OPS_FLAGS << 1) - 1;
+  const bool extended = (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0;
+  ibv_pd* pd = (attr->comp_mask & IBV_QP_INIT_ATTR_PD) != 0 ? attr->pd : nullptr;
+  ibv_xrcd* xrcd = (attr->comp_mask & IBV_QP_INIT_ATTR_XRCD) != 0 ? attr->xrcd : nullptr;
+  const uint32_t create_flags =
+      (attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 ? attr->create_flags : 0;
+  int error = 0;
   if ((attr->comp_mask & ~kSupported) != 0) {
-    errno = (attr->comp_mask & ~kKnown) != 0 ? EINVAL : EOPNOTSUPP;
+    error = (attr->comp_mask & ~kKnown) != 0 ? EINVAL : EOPNOTSUPP;
+  } else if (pd != nullptr && pd->context != context) {
+    error = EINVAL;
+  } else if ((create_flags & ~uint32_t{IBV_QP_CREATE_BLOCK_SELF_MCAST_LB}) != 0) {
+    error = EOPNOTSUPP;
+  } else if (extended) {
+    error = CheckSendOps(attr->qp_type, attr->send_ops_flags);
+  }
+  if (error != 0) {
+    errno = error;
     return nullptr;
   }
   // The extended attributes begin with the plain ones.
-  ibv_qp_init_attr plain = {attr->qp_context, attr->send_cq, attr->recv_cq,   attr->srq,
-                            attr->cap,        attr->qp_type, attr->sq_sig_all};
-  ibv_pd* pd = (attr->comp_mask & IBV_QP_INIT_ATTR_PD) != 0 ? attr->pd : nullptr;
-  ibv_xrcd* xrcd = (attr->comp_mask & IBV_QP_INIT_ATTR_XRCD) != 0 ? attr->xrcd : nullptr;
-  ibv_qp* qp = New(context, pd, xrcd, &plain);
+  static_assert(offsetof(ibv_qp_init_attr_ex, sq_sig_all) ==
+                offsetof(ibv_qp_init_attr, sq_sig_all));
+  ibv_qp_init_attr plain = {};
+  memcpy(&plain, attr, offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(plain.sq_sig_all));
+  ibv_qp* qp =
+      New(context, pd, xrcd, &plain, extended ? &attr->send_ops_flags : nullptr, create_flags);
   if (qp != nullptr) attr->cap = plain.cap;
   return qp;
 }

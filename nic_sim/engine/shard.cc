@@ -313,9 +313,9 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       const transport::MemorySegment& segment = tx.segments[i];
       if (segment.length == 0) continue;
       Extent extent;
-      const MemoryStatus status =
-          qp.config().share->regions.Translate(segment.key, qp.PayloadPd(tx), segment.address,
-                                               segment.length, tx.payload_access, &extent);
+      const MemoryStatus status = qp.config().share->regions.Translate(
+          segment.key, qp.PayloadPd(tx), segment.address, segment.length, tx.payload_access,
+          &extent, qp.qpn().value());
       if (status != MemoryStatus::kOk) {
         // Pieces already queued go into a buffer that nobody sends; they must
         // not outlive it.
@@ -323,7 +323,11 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
         qp.HandleFetchFailed(tx.psn, response, status, now_);
         return false;
       }
-      dma_->Fetch(extent, to, segment.length, outgoing_count_);
+      if (extent.null) {
+        std::memset(to, 0, segment.length);
+      } else {
+        dma_->Fetch(extent, to, segment.length, outgoing_count_);
+      }
       to += segment.length;
     }
   }
@@ -418,18 +422,19 @@ void Shard::RunNotifications() {
   if (dirty_cqs_.empty()) return;
   abi::FullFence();  // pairs with the one after CqRecord::arm is raised
   size_t kept = 0;
+  next_notification_ = Time::Never();
   for (CompletionQueue* cq : dirty_cqs_) {
-    cq->in_dirty_list = !cq->Notify();
+    const Time again = cq->Notify(now_);
+    cq->in_dirty_list = !again.IsNever();
     if (cq->in_dirty_list) dirty_cqs_[kept++] = cq;
+    next_notification_ = std::min(next_notification_, again);
   }
   dirty_cqs_.resize(kept);
-  notification_pending_ = kept != 0;
 }
 
 Time Shard::NextDeadline() const {
   Time next = std::min(timers_.next(), resources_.fabric->next_deadline());
-  // A full event channel is tried again without being told.
-  if (notification_pending_) next = std::min(next, now_ + Duration::Milliseconds(1));
+  next = std::min(next, next_notification_);
   // Another shard may have made room in the netdev.
   if (!waiting_for_netdev_.empty()) next = std::min(next, now_ + Duration::Microseconds(200));
   return next;
@@ -506,7 +511,10 @@ void Shard::ForgetQp(Qp& qp) {
   }
 }
 
-void Shard::ForgetCq(CompletionQueue& cq) { std::erase(dirty_cqs_, &cq); }
+void Shard::ForgetCq(CompletionQueue& cq) {
+  std::erase(dirty_cqs_, &cq);
+  if (dirty_cqs_.empty()) next_notification_ = Time::Never();
+}
 
 uint32_t Shard::free_packets() const { return rte_mempool_avail_count(resources_.pool); }
 

@@ -205,7 +205,7 @@ class Shard final : public InboxOwner {
   Outgoing outgoing_[kTxBurst];
   uint32_t outgoing_count_ = 0;
   rte_mbuf* spare_ = nullptr;  // allocated before PollTransmit is asked
-  bool notification_pending_ = false;
+  transport::Time next_notification_ = transport::Time::Never();
   uint32_t seen_link_changes_ = 0;
   uint32_t wqes_this_pass_ = 0;
   bool worked_this_pass_ = false;

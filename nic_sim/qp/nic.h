@@ -22,6 +22,7 @@
 
 namespace verbena::nic {
 
+class DeviceContext;
 class Qp;
 class XrcDomain;
 
@@ -85,6 +86,9 @@ struct NicShare {
   // QPs that are attached to a multicast group.
   std::unordered_map<transport::Gid, std::vector<Qp*>> groups;
   std::list<XrcDomain> xrc_domains;  // open ones
+  uint32_t dm_count = 0;
+  uint64_t dm_bytes = 0;                                  // memory of the device
+  std::unordered_map<uint64_t, DeviceContext*> contexts;  // by cookie
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;
 };
