@@ -83,6 +83,7 @@ void Empty(WorkQueue* queue) {
 
 // The queues are empty again, and completions from before mean nothing.
 void Reset(Context* context, Qp* qp, uint32_t generation) {
+  if (qp->send_cq == nullptr) return;  // it has no queues
   const QpCqsGuard guard(qp);
   Empty(&qp->sq);
   Empty(&qp->rq);

@@ -83,6 +83,15 @@ Qp* FindQp(const Context* context, const Cq* cq, const abi::Cqe& cqe) {
   return expected == cq ? qp : nullptr;
 }
 
+// Of an XRC SRQ; false if it is gone.
+bool IsOfLiveSrq(const Context* context, const Cq* cq, const abi::Cqe& cqe) {
+  if (cqe.qp_slot >= abi::kMaxSrqSlots) return false;
+  const SrqTableEntry& entry = context->srq_table[cqe.qp_slot];
+  const Srq* srq = entry.srq.load(std::memory_order_acquire);
+  return srq != nullptr && srq->cq == cq &&
+         entry.generation.load(std::memory_order_relaxed) == cqe.qp_generation;
+}
+
 unsigned WcFlags(uint8_t cqe_flags) {
   unsigned flags = 0;
   if ((cqe_flags & abi::kCqeGrh) != 0) flags |= IBV_WC_GRH;
@@ -114,6 +123,11 @@ void CopyCqe(const uint8_t* slot, abi::Cqe* cqe) {
 
 // Hands the CQE to the application; false if it is stale.
 bool Accept(const Context* context, Cq* cq, const abi::Cqe& cqe, ibv_wc* wc) {
+  if ((cqe.flags & abi::kCqeXrcSrq) != 0) {
+    if (!IsOfLiveSrq(context, cq, cqe)) return false;
+    Translate(cqe, wc);
+    return true;
+  }
   Qp* qp = FindQp(context, cq, cqe);
   if (qp == nullptr) return false;
   const bool send = (cqe.flags & abi::kCqeSend) != 0;

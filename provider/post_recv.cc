@@ -51,7 +51,7 @@ int PostRecv(ibv_qp* ibv, ibv_recv_wr* wr, ibv_recv_wr** bad_wr) {
     const uint32_t tail = qp->rq.tail.load(std::memory_order_acquire);
     if (context->DeviceDead()) {
       error = EIO;
-    } else if (qp->state.load(std::memory_order_relaxed) == IBV_QPS_RESET || ibv->srq != nullptr) {
+    } else if (qp->state.load(std::memory_order_relaxed) == IBV_QPS_RESET || qp->rq.capacity == 0) {
       error = EINVAL;
     }
     for (; error == 0 && wr != nullptr; wr = wr->next) {

@@ -28,6 +28,7 @@ uint32_t OpcodesOf(ibv_qp_type type) {
     case IBV_QPT_UC:
       return kSends | kWrites;
     case IBV_QPT_RC:
+    case IBV_QPT_XRC_SEND:
       return kSends | kWrites | kReliable;
     default:
       return 0;
@@ -103,6 +104,11 @@ void PutRemote(const Qp* qp, const ibv_send_wr& wr, abi::SendWqe* wqe) {
       break;
     default:
       break;
+  }
+  if (qp->base.qp.qp_type == IBV_QPT_XRC_SEND) {
+    const bool is_atomic =
+        wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+    (is_atomic ? wqe->imm_or_inv : wqe->xrc.remote_srqn) = wr.qp_type.xrc.remote_srqn;
   }
   if (qp->base.qp.qp_type == IBV_QPT_UD) {
     wqe->ud.ah = wr.wr.ud.ah != nullptr ? wr.wr.ud.ah->handle : UINT32_MAX;

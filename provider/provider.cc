@@ -180,6 +180,10 @@ int OpenContext(Context* context, const Device* device) {
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (table == MAP_FAILED) return ENOMEM;
   context->qp_table = static_cast<QpTableEntry*>(table);
+  table = mmap(nullptr, sizeof(SrqTableEntry) * abi::kMaxSrqSlots, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) return ENOMEM;
+  context->srq_table = static_cast<SrqTableEntry*>(table);
 
   const int socket_fd = ConnectToDaemon();
   if (socket_fd < 0) return -socket_fd;
@@ -226,6 +230,9 @@ void ReleaseContext(Context* context) {
   if (context->qp_table != nullptr) {
     munmap(context->qp_table, sizeof(QpTableEntry) * abi::kMaxQpSlots);
   }
+  if (context->srq_table != nullptr) {
+    munmap(context->srq_table, sizeof(SrqTableEntry) * abi::kMaxSrqSlots);
+  }
   if (context->page != nullptr) munmap(context->page, sizeof(abi::ContextPage));
   if (context->wake != nullptr) munmap(context->wake, sizeof(abi::WakePage));
   if (context->status != nullptr) {
@@ -250,9 +257,11 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   }
   VerbsContextOps ops = {};
   ops.alloc_pd = AllocPd;
+  ops.close_xrcd = CloseXrcd;
   ops.create_ah = CreateAh;
   ops.create_cq = CreateCq;
   ops.create_qp = CreateQp;
+  ops.create_qp_ex = CreateQpEx;
   ops.create_srq = CreateSrq;
   ops.create_srq_ex = CreateSrqEx;
   ops.dealloc_pd = DeallocPd;
@@ -262,8 +271,11 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   ops.destroy_qp = DestroyQp;
   ops.destroy_srq = DestroySrq;
   ops.free_context = FreeContext;
+  ops.get_srq_num = GetSrqNum;
   ops.modify_qp = ModifyQp;
   ops.modify_srq = ModifySrq;
+  ops.open_qp = OpenQp;
+  ops.open_xrcd = OpenXrcd;
   ops.poll_cq = PollCq;
   ops.post_recv = PostRecv;
   ops.post_send = PostSend;

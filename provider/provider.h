@@ -60,6 +60,12 @@ struct QpTableEntry {
   std::atomic<uint32_t> generation;
 };
 
+// The same for CQEs of XRC SRQs.
+struct SrqTableEntry {
+  std::atomic<Srq*> srq;
+  std::atomic<uint32_t> generation;
+};
+
 struct Context {
   verbs_context verbs;
   CommandChannel channel;
@@ -67,7 +73,8 @@ struct Context {
   abi::ContextPage* page;
   abi::WakePage* wake;
   const abi::StatusPage* status;
-  QpTableEntry* qp_table;  // kMaxQpSlots
+  QpTableEntry* qp_table;    // kMaxQpSlots
+  SrqTableEntry* srq_table;  // kMaxSrqSlots; XRC SRQs only
   uint32_t fork_generation;
   bool on_valgrind;
   // After the death of the device, destroying succeeds (as in rdma-core).
@@ -96,6 +103,10 @@ struct Mr {
 
 struct Ah {
   ibv_ah base;
+};
+
+struct Xrcd {
+  VerbsXrcd base;
 };
 
 struct Cq {
@@ -139,12 +150,14 @@ struct Srq {
   abi::SrqRecord* record;
   uint32_t slot;
   uint32_t generation;
+  Cq* cq;  // XRC: where its receives complete
 };
 
 struct Qp {
   VerbsQp base;
   WorkQueue sq;
   WorkQueue rq;
+  // XRC_SEND: both are the send CQ. XRC_RECV: none, and nothing of the above.
   Cq* send_cq;
   Cq* recv_cq;
   abi::QpRecord* record;
@@ -169,6 +182,7 @@ inline Context* ToContext(ibv_context* context) {
 }
 inline Cq* ToCq(ibv_cq* cq) { return Downcast<Cq>(cq); }
 inline Qp* ToQp(ibv_qp* qp) { return Downcast<Qp>(qp); }
+inline Xrcd* ToXrcd(ibv_xrcd* xrcd) { return Downcast<Xrcd>(xrcd); }
 inline Srq* ToSrq(ibv_srq* srq) { return Downcast<Srq>(srq); }
 
 // Number of fork()s that led to this process. Contexts of another generation
@@ -211,6 +225,7 @@ int ReqNotifyCq(ibv_cq* cq, int solicited_only);
 int PollCq(ibv_cq* cq, int num_entries, ibv_wc* wc);
 // qp.cc
 ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr);
+ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr);
 int DestroyQp(ibv_qp* qp);
 // srq.cc
 ibv_srq* CreateSrq(ibv_pd* pd, ibv_srq_init_attr* attr);
@@ -218,6 +233,11 @@ ibv_srq* CreateSrqEx(ibv_context* context, ibv_srq_init_attr_ex* attr);
 int ModifySrq(ibv_srq* srq, ibv_srq_attr* attr, int mask);
 int QuerySrq(ibv_srq* srq, ibv_srq_attr* attr);
 int DestroySrq(ibv_srq* srq);
+int GetSrqNum(ibv_srq* srq, uint32_t* number);
+// xrc.cc
+ibv_xrcd* OpenXrcd(ibv_context* context, ibv_xrcd_init_attr* attr);
+int CloseXrcd(ibv_xrcd* xrcd);
+ibv_qp* OpenQp(ibv_context* context, ibv_qp_open_attr* attr);
 // modify_qp.cc
 int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask);
 int QueryQp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init_attr);

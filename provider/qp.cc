@@ -83,6 +83,7 @@ void Remove(Qp* qp, WorkQueue Qp::*queue) {
 }
 
 void Publish(Context* context, Qp* qp) {
+  if (qp->send_cq == nullptr) return;
   const QpCqsGuard guard(qp);
   Push(qp, &Qp::sq, &qp->send_cq->senders);
   Push(qp, &Qp::rq, &qp->recv_cq->receivers);
@@ -92,6 +93,7 @@ void Publish(Context* context, Qp* qp) {
 }
 
 void Withdraw(Context* context, Qp* qp) {
+  if (qp->send_cq == nullptr) return;
   const QpCqsGuard guard(qp);
   Remove(qp, &Qp::sq);
   Remove(qp, &Qp::rq);
@@ -106,24 +108,29 @@ void Free(Qp* qp) {
   free(qp);
 }
 
-int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) {
+uint32_t HandleOf(const ibv_cq* cq) { return cq != nullptr ? cq->handle : abi::kNoHandle; }
+
+int Create(Context* context, Qp* qp, ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_init_attr& attr) {
   abi::CreateQpRequest request = {};
   abi::CreateQpReply reply = {};
   request.header.op = abi::kCmdCreateQp;
-  request.pd = pd;
-  request.send_cq = attr.send_cq->handle;
-  request.recv_cq = attr.recv_cq->handle;
+  const bool is_target = attr.qp_type == IBV_QPT_XRC_RECV;
+  const bool receives = !is_target && attr.qp_type != IBV_QPT_XRC_SEND;
+  request.pd = is_target ? abi::kNoHandle : pd->handle;
+  request.send_cq = is_target ? abi::kNoHandle : HandleOf(attr.send_cq);
+  request.recv_cq = receives ? HandleOf(attr.recv_cq) : abi::kNoHandle;
   request.type = attr.qp_type;
   request.sq_sig_all = attr.sq_sig_all != 0;
   request.caps = ToAbi(attr.cap);
   request.user_handle = reinterpret_cast<uint64_t>(&qp->base.qp);
-  request.srq = attr.srq != nullptr ? attr.srq->handle : abi::kNoHandle;
-  request.xrcd = abi::kNoHandle;
+  request.srq = receives && attr.srq != nullptr ? attr.srq->handle : abi::kNoHandle;
+  request.xrcd = is_target ? ToXrcd(xrcd)->base.handle : abi::kNoHandle;
   const CreateGuard guard(context);
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, -1, &fds);
   if (error != 0) return error;
-  error = Adopt(context, qp, reply, &fds);
+  // What receives for the SRQs of a domain has no queues.
+  error = is_target ? 0 : Adopt(context, qp, reply, &fds);
   if (error != 0) {
     abi::DestroyReply ignored = {};
     DestroyOnDevice(context, reply.handle, &ignored);
@@ -135,9 +142,9 @@ int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) 
 }
 
 // libibverbs fills in nothing of a QP.
-void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
+void FillHandle(Qp* qp, ibv_context* context, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   ibv_qp* ibv = &qp->base.qp;
-  ibv->context = pd->context;
+  ibv->context = context;
   ibv->qp_context = attr.qp_context;
   ibv->pd = pd;
   ibv->send_cq = attr.send_cq;
@@ -149,29 +156,57 @@ void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   pthread_cond_init(&ibv->cond, nullptr);
 }
 
-}  // namespace
+// Are the objects there that a QP of this type needs?
+bool IsComplete(ibv_pd* pd, ibv_xrcd* xrcd, const ibv_qp_init_attr& attr) {
+  if (attr.qp_type == IBV_QPT_XRC_RECV) return xrcd != nullptr;
+  if (pd == nullptr || attr.send_cq == nullptr) return false;
+  return attr.recv_cq != nullptr || attr.qp_type == IBV_QPT_XRC_SEND;
+}
 
-ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
-  Context* context = ToContext(pd->context);
-  if (attr->send_cq == nullptr || attr->recv_cq == nullptr) {
+ibv_qp* New(ibv_context* ibv, ibv_pd* pd, ibv_xrcd* xrcd, ibv_qp_init_attr* attr) {
+  Context* context = ToContext(ibv);
+  if (!IsComplete(pd, xrcd, *attr)) {
     errno = EINVAL;
     return nullptr;
   }
   Qp* qp = static_cast<Qp*>(calloc(1, sizeof(Qp)));
   if (qp == nullptr) return nullptr;
-  qp->send_cq = ToCq(attr->send_cq);
-  qp->recv_cq = ToCq(attr->recv_cq);
+  if (attr->qp_type != IBV_QPT_XRC_RECV) {
+    qp->send_cq = ToCq(attr->send_cq);
+    qp->recv_cq = attr->qp_type == IBV_QPT_XRC_SEND ? qp->send_cq : ToCq(attr->recv_cq);
+  }
   qp->signal_all = attr->sq_sig_all != 0;
-  const int error = Create(context, qp, pd->handle, *attr);
+  const int error = Create(context, qp, pd, xrcd, *attr);
   if (error != 0) {
     Free(qp);
     errno = error;
     return nullptr;
   }
-  FillHandle(qp, pd, *attr);
+  FillHandle(qp, ibv, pd, *attr);
   attr->cap = qp->cap;
   Publish(context, qp);
   return &qp->base.qp;
+}
+
+}  // namespace
+
+ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) { return New(pd->context, pd, nullptr, attr); }
+
+ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
+  constexpr uint32_t kSupported = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
+  constexpr uint32_t kKnown = (IBV_QP_INIT_ATTR_SEND_OPS_FLAGS << 1) - 1;
+  if ((attr->comp_mask & ~kSupported) != 0) {
+    errno = (attr->comp_mask & ~kKnown) != 0 ? EINVAL : EOPNOTSUPP;
+    return nullptr;
+  }
+  // The extended attributes begin with the plain ones.
+  ibv_qp_init_attr plain = {attr->qp_context, attr->send_cq, attr->recv_cq,   attr->srq,
+                            attr->cap,        attr->qp_type, attr->sq_sig_all};
+  ibv_pd* pd = (attr->comp_mask & IBV_QP_INIT_ATTR_PD) != 0 ? attr->pd : nullptr;
+  ibv_xrcd* xrcd = (attr->comp_mask & IBV_QP_INIT_ATTR_XRCD) != 0 ? attr->xrcd : nullptr;
+  ibv_qp* qp = New(context, pd, xrcd, &plain);
+  if (qp != nullptr) attr->cap = plain.cap;
+  return qp;
 }
 
 int DestroyQp(ibv_qp* ibv) {

@@ -86,7 +86,13 @@ int PutExtended(const ibv_srq_init_attr_ex& attr, abi::CreateSrqRequest* request
   request->type = has(IBV_SRQ_INIT_ATTR_TYPE) ? attr.srq_type : IBV_SRQT_BASIC;
   request->xrcd = request->cq = abi::kNoHandle;
   if (request->type == IBV_SRQT_BASIC) return 0;
-  return request->type == IBV_SRQT_XRC || request->type == IBV_SRQT_TM ? EOPNOTSUPP : EINVAL;
+  if (request->type == IBV_SRQT_TM) return EOPNOTSUPP;
+  if (request->type != IBV_SRQT_XRC) return EINVAL;
+  if (!has(IBV_SRQ_INIT_ATTR_XRCD) || !has(IBV_SRQ_INIT_ATTR_CQ)) return EINVAL;
+  if (attr.xrcd == nullptr || attr.cq == nullptr) return EINVAL;
+  request->xrcd = ToXrcd(attr.xrcd)->base.handle;
+  request->cq = attr.cq->handle;
+  return 0;
 }
 
 // WQEs that are outstanding move to `ring`; false if they are more than
@@ -143,7 +149,22 @@ ibv_srq* CreateSrqEx(ibv_context* context, ibv_srq_init_attr_ex* attr) {
   pthread_mutex_init(&ibv->mutex, nullptr);
   pthread_cond_init(&ibv->cond, nullptr);
   srq->base.srq_type = static_cast<ibv_srq_type>(request.type);
+  if (request.type != IBV_SRQT_XRC) return ibv;
+  srq->base.xrcd = attr->xrcd;
+  srq->base.cq = attr->cq;
+  srq->cq = ToCq(attr->cq);
+  const SpinGuard guard(srq->cq->lock);
+  SrqTableEntry& entry = ToContext(context)->srq_table[srq->slot];
+  entry.generation.store(srq->generation, std::memory_order_relaxed);
+  entry.srq.store(srq, std::memory_order_release);
   return ibv;
+}
+
+int GetSrqNum(ibv_srq* srq, uint32_t* number) {
+  // Only XRC SRQs are known to others by a number.
+  if (ToSrq(srq)->base.srq_type != IBV_SRQT_XRC) return EINVAL;
+  *number = ToSrq(srq)->base.srq_num;
+  return 0;
 }
 
 int ModifySrq(ibv_srq* ibv, ibv_srq_attr* attr, int mask) {
@@ -190,6 +211,12 @@ int DestroySrq(ibv_srq* ibv) {
   abi::DestroyReply reply = {};
   error = DestroyOnDevice(context, ibv->handle, &reply);
   if (error != 0 && DestroyResult(context, error) != 0) return error;
+  if (srq->cq != nullptr) {
+    const SpinGuard guard(srq->cq->lock);
+    // The device may have given the slot to another thread's new SRQ already.
+    Srq* expected = srq;
+    context->srq_table[srq->slot].srq.compare_exchange_strong(expected, nullptr);
+  }
   if (error == 0 && reply.async_events != 0) {
     reply.async_events -=
         events.Take(sizeof(abi::AsyncEventRecord), reinterpret_cast<uint64_t>(ibv));

@@ -49,6 +49,7 @@ struct RecvRequest {
   // The WQE itself is unusable (too many SGEs): LOC_PROT_ERR when its turn
   // comes.
   bool malformed = false;
+  SrqNumber srq;  // XRC: where it comes from
   uint32_t sge_count = 0;
   MemorySegment sges[kMaxSge];
 
@@ -63,6 +64,9 @@ class ReceiveQueuePort {
   virtual bool Take(RecvRequest* request) = 0;
   // Puts the one taken last back: it was not used.
   virtual void PutBack() = 0;
+  // XRC: what is taken and which memory is accessed from now on are those of this
+  // SRQ and its PD. False: the QP's domain does not have it.
+  virtual bool Select(SrqNumber) { return false; }
 };
 
 }  // namespace verbena::transport

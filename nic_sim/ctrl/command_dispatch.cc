@@ -98,6 +98,17 @@ int QuerySrq(Call& call, const abi::HandleRequest& request, abi::QuerySrqReply* 
 int DestroySrq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
   return call.context->DestroySrq(request.handle, reply);
 }
+int OpenXrcd(Call& call, const abi::OpenXrcdRequest& request, abi::HandleReply* reply) {
+  if (request.has_file > 1 || call.fds.size() != request.has_file) return EINVAL;
+  const int fd = request.has_file == 1 ? call.fds[0].get() : -1;
+  return call.context->OpenXrcd(request, fd, &reply->handle);
+}
+int CloseXrcd(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->CloseXrcd(request.handle);
+}
+int OpenQp(Call& call, const abi::OpenQpRequest& request, abi::OpenQpReply* reply) {
+  return call.context->OpenQp(request, reply);
+}
 int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
   return call.context->CreateAh(request, &reply->handle);
 }
@@ -179,6 +190,12 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&QuerySrq>::kCommand;
     case abi::kCmdDestroySrq:
       return &RowOf<&DestroySrq>::kCommand;
+    case abi::kCmdOpenXrcd:
+      return &RowOf<&OpenXrcd>::kCommand;
+    case abi::kCmdCloseXrcd:
+      return &RowOf<&CloseXrcd>::kCommand;
+    case abi::kCmdOpenQp:
+      return &RowOf<&OpenQp>::kCommand;
     default:
       return nullptr;
   }

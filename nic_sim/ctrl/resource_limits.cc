@@ -13,6 +13,7 @@ constexpr uint64_t kCurrentQpStateMod = 1 << 7;
 constexpr uint64_t kSysImageGuid = 1 << 11;
 constexpr uint64_t kRcRnrNakGen = 1 << 12;
 constexpr uint64_t kSrqResize = 1 << 13;
+constexpr uint64_t kXrc = 1 << 20;
 constexpr uint32_t kAtomicHca = 1;  // enum ibv_atomic_cap
 
 // Not registered to anyone, so that no software takes the device for another.
@@ -28,7 +29,7 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_mr_size = ~uint64_t{0};
   a.page_size_cap = 0xfffff000;
   a.max_msg_size = kMaxMessageBytes;
-  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize;
+  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize | kXrc;
   a.vendor_id = kVendorId;
   a.vendor_part_id = kVendorPartId;
   a.hw_ver = 1;

@@ -114,6 +114,10 @@ class Context {
   virtual int FinishSrqResize(const abi::FinishSrqResizeRequest& request) = 0;
   virtual int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) = 0;
   virtual int DestroySrq(uint32_t handle, abi::DestroyReply* reply) = 0;
+  // `fd`: the file of the domain or -1; stays the caller's.
+  virtual int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) = 0;
+  virtual int CloseXrcd(uint32_t handle) = 0;
+  virtual int OpenQp(const abi::OpenQpRequest& request, abi::OpenQpReply* reply) = 0;
   virtual int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) = 0;
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;

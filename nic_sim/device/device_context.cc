@@ -49,8 +49,9 @@ DeviceContext::~DeviceContext() {
   }
   for (const uint32_t key : mrs_) share_.regions.Deregister(key);
   for (const auto& srq : srqs_) {
-    if (srq != nullptr) --share_.srq_count;
+    if (srq != nullptr) ForgetSrq(*srq);
   }
+  ReleaseXrc();
   share_.ah_count -= static_cast<uint32_t>(ahs_.size());
   share_.pd_count -= static_cast<uint32_t>(pds_.size());
   close(client_.async_write_fd);
@@ -183,18 +184,21 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
     case QpType::kUc:
     case QpType::kUd:
       break;
-    case QpType::kRawPacket:
     case QpType::kXrcSend:
     case QpType::kXrcRecv:
+      break;
+    case QpType::kRawPacket:
       return EOPNOTSUPP;
     default:
       return EINVAL;
   }
+  if (static_cast<QpType>(request.type) == QpType::kXrcRecv) return 0;  // CreateXrcTarget
+  const bool receives = static_cast<QpType>(request.type) != QpType::kXrcSend;
   if (!pds_.contains(request.pd) || FindCq(request.send_cq) == nullptr ||
-      FindCq(request.recv_cq) == nullptr) {
+      (FindCq(request.recv_cq) == nullptr) == receives) {
     return EINVAL;
   }
-  if (request.xrcd != abi::kNoHandle) return EINVAL;
+  if (request.xrcd != abi::kNoHandle || (!receives && request.srq != abi::kNoHandle)) return EINVAL;
   if (request.srq != abi::kNoHandle && FindSrq(request.srq) == nullptr) return EINVAL;
   const abi::DeviceAttributes& limits = nic_.attributes();
   const abi::QpCaps& caps = request.caps;
@@ -209,16 +213,21 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
 int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
                             SegmentFds* fds) {
   if (const int error = CheckQpRequest(request); error != 0) return error;
+  if (static_cast<QpType>(request.type) == QpType::kXrcRecv) {
+    return CreateXrcTarget(request, reply);
+  }
   if (share_.qp_count >= limits_.qps) return ENOMEM;
   const uint32_t slot = FreeSlot(qps_, abi::kMaxQpSlots);
   if (slot == abi::kMaxQpSlots) return ENOMEM;
   abi::QpCaps caps = request.caps;
   caps.max_send_wr = std::max(caps.max_send_wr, 1u);
   SharedReceiveQueue* const srq = FindSrq(request.srq);
-  // With an SRQ there is no queue of its own, whatever is asked for.
-  caps.max_recv_wr = srq != nullptr ? 0 : std::max(caps.max_recv_wr, 1u);
+  // With an SRQ there is no queue of its own, whatever is asked for, and an
+  // XRC_SEND QP receives nothing.
+  const bool own_rq = srq == nullptr && static_cast<QpType>(request.type) != QpType::kXrcSend;
+  caps.max_recv_wr = own_rq ? std::max(caps.max_recv_wr, 1u) : 0;
   caps.max_send_sge = std::max(caps.max_send_sge, 1u);
-  caps.max_recv_sge = srq != nullptr ? 0 : std::max(caps.max_recv_sge, 1u);
+  caps.max_recv_sge = own_rq ? std::max(caps.max_recv_sge, 1u) : 0;
   const uint32_t sq_stride = abi::SendStride(caps.max_send_sge, caps.max_inline);
   // What the WQE has room for anyway is given.
   caps.max_inline = std::min(kMaxInline, sq_stride - static_cast<uint32_t>(sizeof(abi::SendWqe)));
@@ -227,7 +236,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
   if (const int error = rings_.Allocate(Slots(caps.max_send_wr), sq_stride, &sq, fds); error != 0) {
     return error;
   }
-  if (srq == nullptr) {
+  if (own_rq) {
     const uint32_t rq_stride = abi::RecvStride(caps.max_recv_sge);
     if (const int error = rings_.Allocate(Slots(caps.max_recv_wr), rq_stride, &rq, fds);
         error != 0) {
@@ -314,6 +323,10 @@ void DeviceContext::DeleteQp(Qp* qp) {
 int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
   Qp* qp = FindQp(handle);
   if (qp == nullptr) return EINVAL;
+  if (handle >= abi::kMaxQpSlots) {
+    reply->async_events = CloseXrcQp(handle);
+    return 0;
+  }
   reply->async_events = qp->async_events;
   DeleteQp(qp);
   return 0;

@@ -20,13 +20,17 @@
 #include "nic_sim/mem/address_space.h"
 #include "nic_sim/qp/nic.h"
 #include "nic_sim/qp/qp.h"
+#include "nic_sim/qp/xrc_domain.h"
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_memory.h"
 #include "nic_sim/queues/shared_receive_queue.h"
 
 namespace verbena::nic {
 
-class DeviceContext final : public Context, public QpEventSink, public SrqEventSink {
+class DeviceContext final : public Context,
+                            public QpEventSink,
+                            public SrqEventSink,
+                            public XrcOpener::Sink {
  public:
   DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
                 ClientIdentity client, std::unique_ptr<AddressSpace> space, SharedMemory page);
@@ -56,6 +60,9 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   int FinishSrqResize(const abi::FinishSrqResizeRequest& request) override;
   int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) override;
   int DestroySrq(uint32_t handle, abi::DestroyReply* reply) override;
+  int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) override;
+  int CloseXrcd(uint32_t handle) override;
+  int OpenQp(const abi::OpenQpRequest& request, abi::OpenQpReply* reply) override;
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override;
   int DestroyAh(uint32_t handle) override;
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
@@ -65,6 +72,7 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
   void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
+  void OnXrcQpEvent(XrcOpener& opener, transport::AsyncEventType type) override;
 
   // For listings.
   const Nic& nic() const { return nic_; }
@@ -76,13 +84,24 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   const std::unordered_set<uint32_t>& mrs() const { return mrs_; }
   const std::vector<std::unique_ptr<CompletionQueue>>& cqs() const { return cqs_; }
   const std::vector<Qp*>& qps() const { return qps_; }
+  // Receiving XRC QPs are listed with the first of those who have them open.
+  template <typename Visitor>
+  void ForEachXrcQp(Visitor visit) const {
+    for (const auto& [handle, entry] : xrc_qps_) {
+      if (entry.target->openers.front() == entry.opener.get()) visit(*entry.target->qp);
+    }
+  }
   const std::vector<std::unique_ptr<SharedReceiveQueue>>& srqs() const { return srqs_; }
 
  private:
   CompletionQueue* FindCq(uint32_t handle) const {
     return handle < cqs_.size() ? cqs_[handle].get() : nullptr;
   }
-  Qp* FindQp(uint32_t handle) const { return handle < qps_.size() ? qps_[handle] : nullptr; }
+  Qp* FindQp(uint32_t handle) const {
+    if (handle < qps_.size()) return qps_[handle];
+    const auto found = xrc_qps_.find(handle);
+    return found == xrc_qps_.end() ? nullptr : found->second.target->qp.get();
+  }
   SharedReceiveQueue* FindSrq(uint32_t handle) const {
     return handle < srqs_.size() ? srqs_[handle].get() : nullptr;
   }
@@ -90,6 +109,12 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   int ChannelOf(int fd, std::shared_ptr<EventChannel>* channel);
   int CheckQpRequest(const abi::CreateQpRequest& request) const;
   void DeleteQp(Qp* qp);
+  void ForgetSrq(SharedReceiveQueue& srq);
+  int CreateXrcTarget(const abi::CreateQpRequest& request, abi::CreateQpReply* reply);
+  uint32_t AddOpener(XrcTarget* target, uint32_t xrcd, uint64_t user_handle);
+  uint32_t CloseXrcQp(uint32_t handle);  // gives the events written for it
+  void ReleaseDomain(XrcDomain* domain);
+  void ReleaseXrc();
   bool WriteEvent(uint64_t element, transport::AsyncEventType type);
 
   Shard& shard_;
@@ -111,6 +136,18 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   std::vector<std::unique_ptr<CompletionQueue>> cqs_;      // by slot
   std::vector<Qp*> qps_;                                   // by slot, owned
   std::vector<std::unique_ptr<SharedReceiveQueue>> srqs_;  // by slot
+  struct XrcdHandle {
+    XrcDomain* domain = nullptr;
+    uint32_t objects = 0;  // SRQs and QPs made through it
+  };
+  struct XrcQpHandle {
+    XrcTarget* target = nullptr;
+    std::unique_ptr<XrcOpener> opener;
+  };
+  std::unordered_map<uint32_t, XrcdHandle> xrcds_;
+  uint32_t next_xrcd_ = 1;
+  std::unordered_map<uint32_t, XrcQpHandle> xrc_qps_;  // handles beyond the slots
+  uint32_t next_xrc_qp_ = abi::kMaxQpSlots;
   std::vector<std::weak_ptr<EventChannel>> channels_;
 };
 

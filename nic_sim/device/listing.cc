@@ -48,9 +48,16 @@ json Describe(const SharedReceiveQueue& srq, const DeviceContext& context) {
   for (const Qp* qp : context.qps()) {
     if (qp != nullptr && qp->config().srq == &srq) qpns.push_back(qp->qpn().value());
   }
-  return {{"srqn", srq.config().number},   {"type", "BASIC"},         {"pdn", srq.config().pd},
-          {"max_wr", srq.config().max_wr}, {"posted", srq.posted()},  {"taken", srq.taken()},
-          {"limit", srq.limit()},          {"error", srq.in_error()}, {"qpns", std::move(qpns)}};
+  return {{"srqn", srq.config().number},
+          {"type", srq.config().cq != nullptr ? "XRC" : "BASIC"},
+          {"cqn", srq.config().cq != nullptr ? json(srq.config().cq->slot()) : json(nullptr)},
+          {"pdn", srq.config().pd},
+          {"max_wr", srq.config().max_wr},
+          {"posted", srq.posted()},
+          {"taken", srq.taken()},
+          {"limit", srq.limit()},
+          {"error", srq.in_error()},
+          {"qpns", std::move(qpns)}};
 }
 
 json Describe(const CompletionQueue& cq) {
@@ -97,6 +104,7 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
     for (const Qp* qp : context.qps()) {
       if (qp != nullptr) Add(items, context, Describe(*qp));
     }
+    context.ForEachXrcQp([&](const Qp& qp) { Add(items, context, Describe(qp)); });
   } else if (what == "srq") {
     for (const auto& srq : context.srqs()) {
       if (srq != nullptr) Add(items, context, Describe(*srq, context));
@@ -152,6 +160,8 @@ json Device::Counters(std::string_view device) const {
       for (const Qp* qp : context->qps()) {
         if (qp != nullptr) qp->AddCounters(&sums[context->nic().config().index]);
       }
+      context->ForEachXrcQp(
+          [&](const Qp& qp) { qp.AddCounters(&sums[context->nic().config().index]); });
     }
   });
   json devices = json::object();

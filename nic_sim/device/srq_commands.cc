@@ -29,11 +29,16 @@ std::atomic<uint32_t> next_number{0};
 
 int DeviceContext::CreateSrq(const abi::CreateSrqRequest& request, abi::CreateSrqReply* reply,
                              SegmentFds* fds) {
-  if (request.type == kTypeXrc || request.type == kTypeTagMatching) return EOPNOTSUPP;
-  if (request.type != kTypeBasic) return EINVAL;
+  if (request.type == kTypeTagMatching) return EOPNOTSUPP;
+  if (request.type > kTypeTagMatching) return EINVAL;
   const auto pd = pds_.find(request.pd);
   if (pd == pds_.end()) return EINVAL;
-  if (request.xrcd != abi::kNoHandle || request.cq != abi::kNoHandle) return EINVAL;
+  const auto xrcd = xrcds_.find(request.xrcd);
+  CompletionQueue* const cq = FindCq(request.cq);
+  if (request.type == kTypeXrc ? xrcd == xrcds_.end() || cq == nullptr
+                               : request.xrcd != abi::kNoHandle || request.cq != abi::kNoHandle) {
+    return EINVAL;
+  }
   const abi::DeviceAttributes& limits = nic_.attributes();
   if (request.max_wr > limits.max_srq_wr || request.max_sge > limits.max_srq_sge) return EINVAL;
   if (share_.srq_count >= limits_.srqs) return ENOMEM;
@@ -56,8 +61,15 @@ int DeviceContext::CreateSrq(const abi::CreateSrqRequest& request, abi::CreateSr
                                           .max_sge = max_sge,
                                           .ring = ring,
                                           .record = &page_->srq[slot],
-                                          .user_handle = request.user_handle};
+                                          .user_handle = request.user_handle,
+                                          .cq = cq,
+                                          .xrcd = request.xrcd};
   srqs_[slot] = std::make_unique<SharedReceiveQueue>(config);
+  if (cq != nullptr) {
+    ++cq->qp_references;
+    ++xrcd->second.objects;
+    xrcd->second.domain->Add(srqs_[slot].get());
+  }
   ++share_.srq_count;
   ++pd->second;
   reply->handle = slot;
@@ -119,9 +131,18 @@ int DeviceContext::DestroySrq(uint32_t handle, abi::DestroyReply* reply) {
   rings_.Free(srq->ring());
   rings_.Free(srq->next_ring());
   --pds_[srq->config().pd];
-  --share_.srq_count;
+  ForgetSrq(*srq);
   srqs_[handle].reset();
   return 0;
+}
+
+void DeviceContext::ForgetSrq(SharedReceiveQueue& srq) {
+  --share_.srq_count;
+  if (srq.config().cq == nullptr) return;
+  --srq.config().cq->qp_references;
+  XrcdHandle& xrcd = xrcds_.at(srq.config().xrcd);
+  --xrcd.objects;
+  xrcd.domain->Remove(&srq);
 }
 
 void DeviceContext::OnSrqEvent(SharedReceiveQueue& srq, AsyncEventType type) {

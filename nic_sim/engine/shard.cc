@@ -43,6 +43,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   } else {
     h.bth.dest_qpn = transport::Qpn(qp.attr().dest_qpn);
   }
+  if (traits.has_xrceth()) h.xrceth = {.srq = tx.srq};
   if (traits.has_reth()) {
     h.reth = {
         .va = tx.remote_address, .rkey = transport::Rkey(tx.rkey), .dma_length = tx.dma_length};
@@ -248,7 +249,7 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       if (segment.length == 0) continue;
       Extent extent;
       const MemoryStatus status = qp.config().share->regions.Translate(
-          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent);
+          segment.key, qp.PayloadPd(tx), segment.address, segment.length, tx.payload_access, &extent);
       if (status != MemoryStatus::kOk) {
         // Pieces already queued go into a buffer that nobody sends; they must
         // not outlive it.

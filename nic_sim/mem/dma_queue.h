@@ -120,6 +120,8 @@ class QpMemory final : public transport::MemoryPort {
  public:
   QpMemory(RegionTable& table, DmaQueue& dma, PdId pd, DmaOwner* owner)
       : table_(table), dma_(dma), pd_(pd), receive_pd_(pd), owner_(owner) {}
+  // XRC: of the SRQ that a request names.
+  void set_pd(PdId pd) { pd_ = receive_pd_ = pd; }
   // PD of buffers of receives, where it is another (SRQ).
   void set_receive_pd(PdId pd) { receive_pd_ = pd; }
 

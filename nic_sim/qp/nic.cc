@@ -4,10 +4,14 @@
 #include <bit>
 
 #include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/qp/xrc_domain.h"
 
 namespace verbena::nic {
 
 using transport::Gid;
+
+NicShare::NicShare(uint32_t max_regions, uint64_t seed) : regions(max_regions, seed) {}
+NicShare::~NicShare() = default;
 
 QpTable::QpTable(uint64_t seed) : entries_(std::make_unique<Entry[]>(kMaxQp)), free_(kMaxQp) {
   static_assert(kMaxQp == 1u << kIndexBits);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@
 namespace verbena::nic {
 
 class Qp;
+class XrcDomain;
 
 // QPN → QP. A QPN is a table index (14 bits) below a count of uses (10 bits)
 // that starts at random, so that a QPN is not reused soon; 0 and 1 are never
@@ -66,7 +68,8 @@ class QpTable {
 
 // Thread: under the shard's lock.
 struct NicShare {
-  NicShare(uint32_t max_regions, uint64_t seed) : regions(max_regions, seed) {}
+  NicShare(uint32_t max_regions, uint64_t seed);
+  ~NicShare();
 
   RegionTable regions;
   // Objects of all contexts, for the limits.
@@ -76,6 +79,7 @@ struct NicShare {
   uint32_t ah_count = 0;
   uint32_t srq_count = 0;
   PdId next_pd = 1;
+  std::list<XrcDomain> xrc_domains;  // open ones
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;
 };

@@ -38,19 +38,20 @@ Qp::Qp(const Config& config)
           {.max_sge = config.caps.max_send_sge,
            .max_inline = config.caps.max_inline,
            .signal_all = config.signal_all,
-           .datagrams = config.type == QpType::kUd}),
+           .datagrams = config.type == QpType::kUd,
+           .xrc = config.type == QpType::kXrcSend}),
       rq_(config.rq_ring, config.record, config.caps.max_recv_sge),
       srq_port_(config.srq) {
-  ++config_.send_cq->qp_references;
-  ++config_.recv_cq->qp_references;
+  if (config_.send_cq != nullptr) ++config_.send_cq->qp_references;
+  if (config_.recv_cq != nullptr) ++config_.recv_cq->qp_references;
   if (config_.srq != nullptr) ++config_.srq->qp_references;
   ResetQueues();
   SetState(QpState::kReset);
 }
 
 Qp::~Qp() {
-  --config_.send_cq->qp_references;
-  --config_.recv_cq->qp_references;
+  if (config_.send_cq != nullptr) --config_.send_cq->qp_references;
+  if (config_.recv_cq != nullptr) --config_.recv_cq->qp_references;
   if (config_.srq != nullptr) --config_.srq->qp_references;
 }
 

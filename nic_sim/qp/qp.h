@@ -58,9 +58,10 @@ class Qp {
     transport::QpType type = transport::QpType::kRc;
     abi::QpCaps caps{};
     bool signal_all = false;
-    CompletionQueue* send_cq = nullptr;
-    CompletionQueue* recv_cq = nullptr;
-    SharedReceiveQueue* srq = nullptr;  // nullptr: its own queue
+    CompletionQueue* send_cq = nullptr;  // XRC_RECV: none
+    CompletionQueue* recv_cq = nullptr;  // XRC: none
+    SharedReceiveQueue* srq = nullptr;   // nullptr: its own queue
+    XrcDomain* xrc_domain = nullptr;     // XRC_RECV: whose SRQs packets may name
     Ring sq_ring;
     Ring rq_ring;
     abi::QpRecord* record = nullptr;
@@ -104,6 +105,8 @@ class Qp {
   uint32_t PsnOffset(transport::Psn psn, bool response) const {
     return (psn.value() - (response ? attr_.rq_psn : attr_.sq_psn)) & transport::Psn::kMask;
   }
+  // PD of the payload of a packet that PollTransmit gave.
+  virtual PdId PayloadPd(const transport::TxPacket&) const { return config_.pd; }
   const transport::PacketTemplate& path() const { return path_; }
   virtual transport::Time next_timeout() const { return transport::Time::Never(); }
   virtual void ShiftDeadlines(transport::Duration) {}

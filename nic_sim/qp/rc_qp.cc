@@ -2,6 +2,7 @@
 #include "nic_sim/qp/rc_qp.h"
 
 #include "nic_sim/engine/shard.h"
+#include "nic_sim/qp/xrc_domain.h"
 
 namespace verbena::nic {
 
@@ -12,6 +13,8 @@ using transport::PacketView;
 using transport::Pmtu;
 using transport::Psn;
 using transport::QpState;
+using transport::QpType;
+using transport::Service;
 using transport::Ticket;
 using transport::Time;
 
@@ -43,11 +46,12 @@ RcQp::RcQp(const Config& config)
       responder_side_(*this),
       requester_memory_(config.share->regions, config.shard->dma(), config.pd, &requester_side_),
       responder_memory_(config.share->regions, config.shard->dma(), config.pd, &responder_side_),
+      xrc_port_(*this),
       requester_({.max_wr = config.caps.max_send_wr,
                   .max_sge = config.caps.max_send_sge,
                   .max_inline = config.caps.max_inline},
                  requester_memory_),
-      responder_(responder_memory_, receive_queue()) {
+      responder_(responder_memory_, config.type == QpType::kXrcRecv ? xrc_port_ : receive_queue()) {
   responder_memory_.set_receive_pd(receive_pd());
 }
 
@@ -70,7 +74,8 @@ transport::RcResponderConfig RcQp::ResponderConfig() const {
           .expected_psn = Psn(attr_.rq_psn),
           .max_dest_rd_atomic = attr_.max_dest_rd_atomic,
           .min_rnr_timer = attr_.min_rnr_timer,
-          .access_flags = attr_.access_flags};
+          .access_flags = attr_.access_flags,
+          .service = is_xrc() ? Service::kXrc : Service::kRc};
 }
 
 void RcQp::OnTransition(QpState from, QpState to) {
@@ -113,15 +118,20 @@ Qp::Progress RcQp::progress() const {
 DropReason RcQp::HandlePacket(const PacketView& packet, Time now) {
   if (!receives()) return DropReason::qp_not_ready;
   const transport::OpcodeTraits& traits = packet.traits();
-  // Reserved codes belong to the transport of their upper three bits: 0 is RC.
-  const bool is_rc = traits.is_reserved() ? static_cast<uint8_t>(packet.opcode()) < 0x20
-                                          : traits.service == transport::Service::kRc;
-  if (!is_rc) return DropReason::wrong_transport;
+  // Reserved codes belong to the transport of their upper three bits.
+  const bool is_ours = traits.is_reserved()
+                           ? (static_cast<uint8_t>(packet.opcode()) & 0xe0) == OpcodeBase()
+                           : traits.service == (is_xrc() ? Service::kXrc : Service::kRc);
+  // Each half of an XRC connection is a QP of its own.
+  const bool is_response = traits.is_response();
+  if (!is_ours || config_.type == (is_response ? QpType::kXrcRecv : QpType::kXrcSend)) {
+    return DropReason::wrong_transport;
+  }
   if (!PkeyMatches(packet.bth().pkey, transport::kDefaultPkey)) return DropReason::pkey_mismatch;
   if (packet.source_gid() != peer_gid_) return DropReason::wrong_source;
   if (traits.is_reserved()) {
     responder_.HandleReservedOpcode(packet.psn(), now);
-  } else if (traits.is_response()) {
+  } else if (is_response) {
     if (state_ == QpState::kRtr) return DropReason::qp_not_ready;
     requester_.HandleResponse(packet, now);
   } else {
@@ -130,13 +140,57 @@ DropReason RcQp::HandlePacket(const PacketView& packet, Time now) {
   return DropReason::count;
 }
 
+bool RcQp::XrcPort::Select(transport::SrqNumber number) {
+  srq_ = qp_.config_.xrc_domain->Find(number);
+  if (srq_ == nullptr) return false;
+  qp_.responder_memory_.set_pd(srq_->config().pd);
+  return true;
+}
+
+// Nothing is flushed: what is posted stays for others.
+bool RcQp::XrcPort::Take(transport::RecvRequest* request) {
+  if (qp_.state_ == QpState::kErr || srq_ == nullptr || !srq_->Take(request)) return false;
+  request->srq = transport::SrqNumber(srq_->config().number);
+  srq_->Publish();
+  return true;
+}
+
+// The CQ is that of the SRQ, which may be another process's, and gone.
+void RcQp::CompleteXrc(const Completion& completion, Time now) {
+  SharedReceiveQueue* srq = config_.xrc_domain->Find(completion.srq);
+  if (srq == nullptr || srq->config().cq->in_error()) return;
+  CompletionQueue& cq = *srq->config().cq;
+  const CqeOrigin origin{.qpn = qpn_.value(),
+                         .qp_slot = static_cast<uint16_t>(srq->config().slot),
+                         .qp_generation = srq->config().generation,
+                         .src_qpn = attr_.dest_qpn,
+                         .of_xrc_srq = true};
+  if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
+    config_.shard->MarkDirty(cq);
+  } else {
+    srq->config().sink->OnCqOverrun(cq);
+  }
+}
+
+PdId RcQp::PayloadPd(const transport::TxPacket& packet) const {
+  if (config_.type != QpType::kXrcRecv) return config_.pd;
+  const SharedReceiveQueue* srq = config_.xrc_domain->Find(packet.srq);
+  return srq != nullptr ? srq->config().pd : 0;
+}
+
 void RcQp::HandleTimeout(Time now) {
   if (sends()) requester_.HandleTimeout(now);
 }
 
 void RcQp::DrainOutputs(Time now) {
   Completion completion;
-  while (responder_.PollCompletion(&completion)) Complete(*config_.recv_cq, completion, now);
+  while (responder_.PollCompletion(&completion)) {
+    if (is_xrc()) {
+      CompleteXrc(completion, now);
+    } else {
+      Complete(*config_.recv_cq, completion, now);
+    }
+  }
   while (requester_.PollCompletion(&completion)) Complete(*config_.send_cq, completion, now);
   AsyncEventType event;
   while (responder_.PollEvent(&event)) {
@@ -169,10 +223,17 @@ bool RcQp::PollTransmit(Time now, transport::TxPacket* packet, bool* response) {
   // Responses first: the peer's window waits for them. In ERR the NAK that
   // ended the connection still goes out.
   *response = true;
-  if ((receives() || state_ == QpState::kErr) && responder_.PollTransmit(now, packet)) return true;
-  *response = false;
-  return (state_ == QpState::kRts || state_ == QpState::kSqd) &&
-         requester_.PollTransmit(now, packet);
+  bool polled = (receives() || state_ == QpState::kErr) && responder_.PollTransmit(now, packet);
+  if (!polled) {
+    *response = false;
+    polled = (state_ == QpState::kRts || state_ == QpState::kSqd) &&
+             requester_.PollTransmit(now, packet);
+  }
+  if (polled && is_xrc()) {
+    packet->opcode =
+        static_cast<transport::Opcode>(static_cast<uint8_t>(packet->opcode) | OpcodeBase());
+  }
+  return polled;
 }
 
 void RcQp::HandleFetchFailed(Psn psn, bool response, MemoryStatus why, Time now) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RcQp: a QP of a reliable connection.
+// RcQp: a QP of a reliable connection; XRC_SEND and XRC_RECV are one half of it
+// each, with other opcodes.
 //
 // Thread: under the shard's lock.
 #pragma once
@@ -32,6 +33,7 @@ class RcQp final : public Qp {
     return state_ != transport::QpState::kErr && state_ != transport::QpState::kReset &&
            (requester_.failed() || responder_.failed());
   }
+  PdId PayloadPd(const transport::TxPacket& packet) const override;
   Progress progress() const override;
   void AddCounters(transport::TransportCounters* sum) const override {
     sum->Add(requester_.counters());
@@ -39,6 +41,19 @@ class RcQp final : public Qp {
   }
 
  private:
+  // XRC_RECV: the SRQ that the packet at hand names.
+  class XrcPort final : public transport::ReceiveQueuePort {
+   public:
+    explicit XrcPort(RcQp& qp) : qp_(qp) {}
+    bool Select(transport::SrqNumber number) override;
+    bool Take(transport::RecvRequest* request) override;
+    void PutBack() override {}
+
+   private:
+    RcQp& qp_;
+    SharedReceiveQueue* srq_ = nullptr;  // valid while a packet is handled
+  };
+
   // Reports of placements to the two state machines.
   class RequesterSide final : public DmaOwner {
    public:
@@ -73,11 +88,16 @@ class RcQp final : public Qp {
   bool drained() const override { return requester_.drained(); }
   bool receives_flushed() const override { return responder_.flushed(); }
   void DrainOutputs(transport::Time now);
+  void CompleteXrc(const transport::Completion& completion, transport::Time now);
+  // Opcodes of XRC are those of RC and this.
+  uint8_t OpcodeBase() const { return is_xrc() ? 0xa0 : 0; }
+  bool is_xrc() const { return config_.type != transport::QpType::kRc; }
 
   RequesterSide requester_side_;
   ResponderSide responder_side_;
   QpMemory requester_memory_;
   QpMemory responder_memory_;
+  XrcPort xrc_port_;
   transport::RcRequester requester_;
   transport::RcResponder responder_;
 };

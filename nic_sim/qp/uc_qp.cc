@@ -40,9 +40,8 @@ UcQp::~UcQp() { config_.shard->dma().Forget(&responder_side_); }
 void UcQp::OnTransition(QpState from, QpState to) {
   const Pmtu pmtu{static_cast<uint8_t>(attr_.path_mtu)};
   if (from == QpState::kInit && to == QpState::kRtr) {
-    responder_.Start({.pmtu = pmtu,
-                      .expected_psn = Psn(attr_.rq_psn),
-                      .access_flags = attr_.access_flags});
+    responder_.Start(
+        {.pmtu = pmtu, .expected_psn = Psn(attr_.rq_psn), .access_flags = attr_.access_flags});
   }
   if (from == QpState::kRtr && to == QpState::kRts) {
     requester_.Start({.pmtu = pmtu, .first_psn = Psn(attr_.sq_psn)});

@@ -53,7 +53,7 @@ bool CompletionQueue::Write(const Completion& completion, const CqeOrigin& origi
   cqe.flags = static_cast<uint8_t>(
       (completion.is_send ? abi::kCqeSend : 0) | (completion.has_imm ? abi::kCqeWithImm : 0) |
       (completion.has_inv ? abi::kCqeWithInv : 0) |
-      (completion.solicited ? abi::kCqeSolicited : 0) |
+      (completion.solicited ? abi::kCqeSolicited : 0) | (origin.of_xrc_srq ? abi::kCqeXrcSrq : 0) |
       (completion.network_header != NetworkHeader::kNone ? abi::kCqeGrh : 0));
   cqe.sl = static_cast<uint8_t>(completion.network_header);
   cqe.byte_len = completion.byte_len;

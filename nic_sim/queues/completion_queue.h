@@ -38,6 +38,7 @@ struct CqeOrigin {
   uint16_t qp_slot = 0;
   uint32_t qp_generation = 0;
   uint32_t src_qpn = 0;
+  bool of_xrc_srq = false;  // slot and generation are an SRQ's
 };
 
 class CompletionQueue {

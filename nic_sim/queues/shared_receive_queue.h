@@ -11,6 +11,7 @@
 #include "nic_sim/abi/shared_memory.h"
 #include "nic_sim/abi/work_queue.h"
 #include "nic_sim/mem/region_table.h"
+#include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_memory.h"
 #include "transport/verbs_types.h"
 #include "transport/work_request.h"
@@ -24,6 +25,8 @@ class SrqEventSink {
  public:
   virtual ~SrqEventSink() = default;
   virtual void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) = 0;
+  // The CQ of an XRC SRQ is full.
+  virtual void OnCqOverrun(CompletionQueue& cq) = 0;
 };
 
 class SharedReceiveQueue {
@@ -39,6 +42,8 @@ class SharedReceiveQueue {
     Ring ring;
     abi::SrqRecord* record = nullptr;
     uint64_t user_handle = 0;
+    CompletionQueue* cq = nullptr;  // XRC: where its receives complete
+    uint32_t xrcd = 0;              // XRC: handle of the domain in its context
   };
   explicit SharedReceiveQueue(const Config& config);
   SharedReceiveQueue(const SharedReceiveQueue&) = delete;

@@ -70,6 +70,10 @@ bool SendQueue::Fetch(FetchedSend* fetched) {
   } else {
     r.compare_add = wqe.atomic.compare_add;
     r.swap = wqe.atomic.swap;
+    const bool is_atomic = r.opcode == WrOpcode::kCompareSwap || r.opcode == WrOpcode::kFetchAdd;
+    if (limits_.xrc) {
+      r.remote_srq = transport::SrqNumber(is_atomic ? wqe.imm_or_inv : wqe.xrc.remote_srqn);
+    }
   }
   if ((wqe.flags & abi::kWqeInline) != 0) {
     if (IsReadOrAtomic(r.opcode) || wqe.inline_bytes > limits_.max_inline ||

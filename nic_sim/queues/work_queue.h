@@ -30,6 +30,7 @@ class SendQueue {
     uint32_t max_inline = 0;
     bool signal_all = false;
     bool datagrams = false;  // WQEs name an address handle
+    bool xrc = false;        // or an SRQ
   };
 
   SendQueue(const Ring& ring, abi::QpRecord* record, const Limits& limits)

@@ -141,6 +141,7 @@ void RcRequester::Post(const SendRequest& request, Time /*now*/) {
   wr.wqe_index = request.wqe_index;
   wr.imm_or_inv = request.imm_or_inv;
   wr.rkey = request.rkey;
+  wr.srq = request.remote_srq;
   wr.vendor_err = 0;
   wr.opcode = request.opcode;
   wr.error = Validate(request, capacity_, length);
@@ -259,6 +260,7 @@ void RcRequester::EmitPayloadPacket(Wr& wr, TxPacket* packet) {
   packet->solicited = last && wr.solicited && wr.opcode != WrOpcode::kRdmaWrite;
   packet->ack_request = last || (index + 1) % kAckRequestInterval == 0;
   packet->imm_or_inv = wr.imm_or_inv;
+  packet->srq = wr.srq;
   if (IsWrite(wr.opcode)) {
     packet->remote_address = wr.remote_address;
     packet->rkey = wr.rkey;
@@ -280,6 +282,7 @@ void RcRequester::EmitReadOrAtomic(Wr& wr, TxPacket* packet) {
   packet->ack_request = true;
   packet->rkey = wr.rkey;
   packet->remote_address = wr.remote_address;
+  packet->srq = wr.srq;
   packet->payload_bytes = 0;
   packet->segment_count = 0;
   packet->inline_payload = nullptr;

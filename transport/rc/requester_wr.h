@@ -23,6 +23,7 @@ struct RcRequester::Wr {
   uint32_t wqe_index;
   uint32_t imm_or_inv;
   uint32_t rkey;
+  SrqNumber srq;       // XRC
   uint32_t length;     // bytes of the message
   uint32_t psn_count;  // PSNs that it takes
   uint32_t vendor_err;

@@ -45,6 +45,7 @@ void RcResponder::Start(const RcResponderConfig& config) {
   Reset();
   assert(IsValid(config.pmtu));
   mtu_ = PmtuBytes(config.pmtu);
+  service_ = config.service;
   expected_psn_ = config.expected_psn;
   replay_queue_.Reset(config.max_dest_rd_atomic);
   Reconfigure(config);
@@ -60,7 +61,7 @@ void RcResponder::Reconfigure(const RcResponderConfig& config) {
 
 void RcResponder::HandleRequest(const PacketView& packet, Time /*now*/) {
   const OpcodeTraits& traits = packet.traits();
-  if (!running_ || failing_ || traits.service != Service::kRc || !traits.is_request() ||
+  if (!running_ || failing_ || traits.service != service_ || !traits.is_request() ||
       IsQueueFull()) {
     ++counters_.dropped;
     return;
@@ -101,6 +102,7 @@ void RcResponder::HandleReservedOpcode(Psn psn, Time /*now*/) {
 Verdict RcResponder::Check(const PacketView& packet) {
   const OpcodeTraits& traits = packet.traits();
   Verdict verdict = CheckOpcodeSequence(traits, message_);
+  if (verdict == Verdict::kNext && traits.has_xrceth()) verdict = CheckXrcSrq(packet);
   if (verdict != Verdict::kNext) return verdict;
   verdict = CheckAccess(traits, access_flags_);
   if (verdict != Verdict::kNext) return verdict;
@@ -118,6 +120,18 @@ Verdict RcResponder::Check(const PacketView& packet) {
     if (verdict != Verdict::kNext) return verdict;
   }
   return CheckReceive(packet);
+}
+
+// All packets of a message name the same SRQ, and it exists (IBTA Vol 1, annex
+// A14). It stands for the protection domain too.
+Verdict RcResponder::CheckXrcSrq(const PacketView& packet) {
+  const SrqNumber srq = packet.xrceth().srq;
+  if (message_.kind != OperationKind::kNone && srq != message_.srq) {
+    return Verdict::kInvalidRequest;
+  }
+  if (!receive_queue_.Select(srq)) return Verdict::kInvalidRequest;
+  message_.srq = srq;
+  return Verdict::kNext;
 }
 
 // Takes a receive if the packet needs one: a SEND with its first packet, a
@@ -237,6 +251,7 @@ void RcResponder::EndMessage(const PacketView& packet, WcOpcode opcode) {
     completion.wqe_index = receive_.wqe_index;
     completion.byte_len = message_.done;
     completion.first_psn = message_psn_;
+    completion.srq = receive_.srq;
     completion.status = WcStatus::kSuccess;
     completion.opcode = opcode;
     completion.has_imm = traits.has_imm();
@@ -263,6 +278,7 @@ Verdict RcResponder::ExecuteRead(const PacketView& packet) {
   response.left = reth.dma_length;
   response.rkey = reth.rkey.value();
   response.address = reth.va;
+  response.srq = message_.srq;
   response.ticket = last_ticket_;
   responses_.Add(response);
   expected_psn_ = end;
@@ -308,6 +324,10 @@ void RcResponder::HandleGap() {
 void RcResponder::HandleDuplicate(const PacketView& packet) {
   ++counters_.duplicate_request;
   const OpcodeTraits& traits = packet.traits();
+  if (traits.has_xrceth() && !receive_queue_.Select(packet.xrceth().srq)) {
+    ++counters_.dropped;
+    return;
+  }
   if (traits.is_send() || traits.is_write()) {
     AddAck();
   } else if (traits.is_read_request()) {
@@ -340,6 +360,7 @@ void RcResponder::ReplayRead(const PacketView& packet) {
   response.left = reth.dma_length;
   response.rkey = reth.rkey.value();
   response.address = reth.va;
+  if (packet.traits().has_xrceth()) response.srq = packet.xrceth().srq;
   response.ticket = last_ticket_;
   responses_.Replay(response);
 }
@@ -435,6 +456,7 @@ void RcResponder::FailReceive(WcStatus status) {
   completion.wqe_index = receive_.wqe_index;
   completion.ticket = last_ticket_;
   completion.first_psn = message_psn_;
+  completion.srq = receive_.srq;
   completion.status = status;
   completion.opcode = WcOpcode::kRecv;
 }
@@ -516,6 +538,7 @@ void RcResponder::FlushReceive(Completion* completion) {
   *completion = Completion{};
   completion->wr_id = receive_.wr_id;
   completion->wqe_index = receive_.wqe_index;
+  completion->srq = receive_.srq;
   completion->status = WcStatus::kWrFlushErr;
   completion->opcode = WcOpcode::kRecv;
 }
@@ -527,6 +550,7 @@ bool RcResponder::PollCompletion(Completion* completion) {
     *completion = Completion{};
     completion->wr_id = front.wr_id;
     completion->wqe_index = front.wqe_index;
+    completion->srq = front.srq;
     completion->status = front.status;
     completion->opcode = front.opcode;
     completion->has_imm = front.has_imm;

@@ -36,8 +36,9 @@ struct RcResponderConfig {
   Pmtu pmtu = Pmtu::k1024;
   Psn expected_psn;
   uint8_t max_dest_rd_atomic = 1;
-  uint8_t min_rnr_timer = 12;  // RNR timer code 0-31
-  uint32_t access_flags = 0;   // AccessFlag bits: remote write/read/atomic
+  uint8_t min_rnr_timer = 12;      // RNR timer code 0-31
+  uint32_t access_flags = 0;       // AccessFlag bits: remote write/read/atomic
+  Service service = Service::kRc;  // or kXrc
 };
 
 class RcResponder {
@@ -107,6 +108,7 @@ class RcResponder {
     uint32_t imm_or_inv;
     uint32_t byte_len;
     Psn first_psn;  // of the message
+    SrqNumber srq;
     WcStatus status;
     WcOpcode opcode;
     bool has_imm;
@@ -120,6 +122,7 @@ class RcResponder {
 
   // Checks that involve the receive queue.
   Verdict Check(const PacketView& packet);
+  Verdict CheckXrcSrq(const PacketView& packet);
   Verdict CheckReceive(const PacketView& packet);
 
   Verdict Execute(const PacketView& packet);
@@ -160,6 +163,7 @@ class RcResponder {
   bool tickets_void_ = false;  // a placement failed
   uint8_t min_rnr_timer_ = 0;
   uint8_t events_ = 0;  // bit mask, see PollEvent
+  Service service_ = Service::kRc;
   uint32_t mtu_ = 1024;
   uint32_t access_flags_ = 0;
   uint32_t max_dest_rd_atomic_ = 0;

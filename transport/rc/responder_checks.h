@@ -38,6 +38,7 @@ struct MessageState {
   uint32_t length = 0;   // WRITE: of the RETH
   uint64_t address = 0;  // WRITE
   uint32_t rkey = 0;     // WRITE
+  SrqNumber srq;         // XRC
 };
 
 inline Verdict CheckPsn(Psn expected, Psn received) {

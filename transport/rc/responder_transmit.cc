@@ -32,6 +32,9 @@ void RcResponder::EmitAeth(Opcode opcode, Psn psn, uint8_t syndrome, Msn msn, Tx
 // The next packet of a READ's response. False: the key is not valid any more
 // for a stream that answers a duplicate, which may be an old one.
 bool RcResponder::EmitRead(Response& response, TxPacket* packet) {
+  if (service_ == Service::kXrc && !receive_queue_.Select(response.srq) && response.replay) {
+    return false;
+  }
   if (response.restarted && response.replay && response.left != 0 &&
       memory_.Check(response.rkey, response.address, response.left, MemoryAccess::kRemoteRead) !=
           MemoryStatus::kOk) {
@@ -45,6 +48,7 @@ bool RcResponder::EmitRead(Response& response, TxPacket* packet) {
   const uint32_t bytes = std::min(response.left, mtu_);
   EmitAeth(opcode, response.psn, Aeth::Ack(response.msn).syndrome, response.msn, packet);
   packet->retransmission = response.restarted;
+  packet->srq = response.srq;
   packet->payload_bytes = bytes;
   packet->payload_access = MemoryAccess::kRemoteRead;
   if (bytes != 0) {

@@ -35,6 +35,7 @@ struct Response {
   uint32_t left = 0;  // READ: bytes to send
   uint32_t rkey = 0;
   uint64_t address = 0;
+  SrqNumber srq;  // READ over XRC: of the request
   Ticket ticket = 0;
 
   bool is_read_or_atomic() const { return kind == Kind::kRead || kind == Kind::kAtomic; }

@@ -102,6 +102,15 @@ class FakeContext final : public Context {
     reply->async_events = 2;
     return 0;
   }
+  int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) override {
+    *handle = request.flags;
+    return fd >= 0 ? 0 : EBADF;
+  }
+  int CloseXrcd(uint32_t) override { return 0; }
+  int OpenQp(const abi::OpenQpRequest& request, abi::OpenQpReply* reply) override {
+    reply->handle = request.qpn;
+    return 0;
+  }
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override {
     *handle = request.attr.port_num;
     return 0;

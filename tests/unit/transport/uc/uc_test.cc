@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <functional>
 
 #include "tests/unit/transport/uc/uc_pair.h"
 
