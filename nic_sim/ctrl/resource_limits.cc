@@ -9,6 +9,7 @@ namespace verbena::nic {
 namespace {
 
 // enum ibv_device_cap_flags.
+constexpr uint64_t kAutoPathMig = 1 << 4;
 constexpr uint64_t kCurrentQpStateMod = 1 << 7;
 constexpr uint64_t kSysImageGuid = 1 << 11;
 constexpr uint64_t kRcRnrNakGen = 1 << 12;
@@ -29,7 +30,8 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_mr_size = ~uint64_t{0};
   a.page_size_cap = 0xfffff000;
   a.max_msg_size = kMaxMessageBytes;
-  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize | kXrc;
+  a.device_cap_flags =
+      kAutoPathMig | kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize | kXrc;
   a.vendor_id = kVendorId;
   a.vendor_part_id = kVendorPartId;
   a.hw_ver = 1;

@@ -36,6 +36,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   h.bth.solicited = tx.solicited;
   h.bth.ack_req = tx.ack_request;
   h.bth.psn = tx.psn;
+  h.bth.mig_req = qp.attr().path_mig_state == kMigMigrated;
   const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
   if (traits.has_deth()) {
     h.bth.dest_qpn = tx.dest_qpn;
@@ -248,8 +249,9 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       const transport::MemorySegment& segment = tx.segments[i];
       if (segment.length == 0) continue;
       Extent extent;
-      const MemoryStatus status = qp.config().share->regions.Translate(
-          segment.key, qp.PayloadPd(tx), segment.address, segment.length, tx.payload_access, &extent);
+      const MemoryStatus status =
+          qp.config().share->regions.Translate(segment.key, qp.PayloadPd(tx), segment.address,
+                                               segment.length, tx.payload_access, &extent);
       if (status != MemoryStatus::kOk) {
         // Pieces already queued go into a buffer that nobody sends; they must
         // not outlive it.

@@ -91,9 +91,23 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
     return EINVAL;
   }
   if (has(kQpAttrDestQpn) && attr.dest_qpn > Psn::kMask) return EINVAL;
-  if (has(kQpAttrAltPath)) return EOPNOTSUPP;  // automatic path migration
+  if (const int error = CheckAlternatePath(attr, mask); error != 0) return error;
   if (has(kQpAttrAv)) return CheckPath(*config_.nic, config_.shard->fabric(), attr.ah);
   return 0;
+}
+
+int Qp::CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const {
+  using namespace transport;
+  const bool loads = (mask & kQpAttrAltPath) != 0;
+  if ((mask & kQpAttrPathMigState) != 0) {
+    // ARMED is what the two ends find together.
+    if (attr.path_mig_state > kMigRearm) return EINVAL;
+    if (attr.path_mig_state == kMigRearm && !loads && !has_alternate_) return EINVAL;
+  }
+  if (!loads) return 0;
+  if (attr.alt_port_num != 1 || attr.alt_timeout > 31) return EINVAL;
+  if (attr.alt_pkey_index >= nic().attributes().max_pkeys) return EINVAL;
+  return CheckPath(*config_.nic, config_.shard->fabric(), attr.alt_ah);
 }
 
 void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
@@ -115,6 +129,13 @@ void Qp::CopyAttributes(const abi::QpAttr& attr, uint32_t mask) {
   if (has(kQpAttrSqPsn)) attr_.sq_psn = attr.sq_psn & Psn::kMask;
   if (has(kQpAttrMaxDestRdAtomic)) attr_.max_dest_rd_atomic = attr.max_dest_rd_atomic;
   if (has(kQpAttrDestQpn)) attr_.dest_qpn = attr.dest_qpn;
+  if (has(kQpAttrAltPath)) {
+    attr_.alt_ah = attr.alt_ah;
+    attr_.alt_pkey_index = attr.alt_pkey_index;
+    attr_.alt_port_num = attr.alt_port_num;
+    attr_.alt_timeout = attr.alt_timeout;
+    has_alternate_ = true;
+  }
 }
 
 void Qp::BuildPath() {
@@ -146,19 +167,60 @@ int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) 
     ResetMachines();
     ResetQueues();
     srq_port_.set_open(true);
-    last_wqe_reported_ = false;
+    last_wqe_reported_ = has_alternate_ = false;
     attr_ = {};
     config_.generation = new_generation;
   } else if (to == QpState::kErr) {
     MoveToError();
     return 0;
   } else {
+    if ((mask & kQpAttrPathMigState) != 0) SetMigration(attr.path_mig_state);
     if (to == QpState::kSqd && from != QpState::kSqd) drained_reported_ = false;
     OnTransition(from, to);
   }
   SetState(to);
   config_.shard->MarkReady(*this);
   return 0;
+}
+
+// --- Path migration ---
+
+void Qp::SetMigration(uint32_t state) {
+  if (state == kMigMigrated && attr_.path_mig_state == kMigArmed) return Migrate();
+  attr_.path_mig_state = state;
+  migration_error_reported_ = false;
+  OnMigration();
+}
+
+void Qp::Migrate() {
+  attr_.ah = attr_.alt_ah;
+  attr_.pkey_index = attr_.alt_pkey_index;
+  attr_.port_num = attr_.alt_port_num;
+  attr_.timeout = attr_.alt_timeout;
+  attr_.path_mig_state = kMigMigrated;
+  has_alternate_ = false;  // another one has to be loaded before REARM
+  BuildPath();
+  OnMigration();
+  config_.sink->OnQpEvent(*this, AsyncEventType::kPathMig);
+  config_.shard->MarkReady(*this);
+}
+
+bool Qp::IsFromPeer(const transport::PacketView& packet) {
+  const transport::Gid source = packet.source_gid();
+  const bool peer_has_migrated = packet.bth().mig_req;
+  if (attr_.path_mig_state == kMigArmed && peer_has_migrated) [[unlikely]] {
+    if (source == DestinationOf(attr_.alt_ah)) {
+      Migrate();
+    } else if (!migration_error_reported_) {
+      migration_error_reported_ = true;
+      config_.sink->OnQpEvent(*this, AsyncEventType::kPathMigErr);
+    }
+  } else if (attr_.path_mig_state == kMigRearm && !peer_has_migrated && source == peer_gid_)
+      [[unlikely]] {
+    attr_.path_mig_state = kMigArmed;
+    OnMigration();
+  }
+  return source == peer_gid_;
 }
 
 abi::QpAttr Qp::Query() const {

@@ -149,6 +149,13 @@ class Qp {
   }
   void SetState(transport::QpState state);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
+  // Of a connected QP: does the packet come from the peer? What it says of path
+  // migration is heeded (IBTA Vol 1 §17.2.8): both ends ask for it, REARM, and
+  // are then ARMED; the first packet of a peer that has migrated takes this end
+  // along.
+  bool IsFromPeer(const transport::PacketView& packet);
+  // To the alternate path, which becomes the primary one.
+  void Migrate();
   // SQD and nothing outstanding any more: tells once.
   void ReportDrained();
   transport::ReceiveQueuePort& receive_queue() {
@@ -166,6 +173,8 @@ class Qp {
   // nor to ERR; attr() is the new one, state() still the old.
   virtual void OnTransition(transport::QpState from, transport::QpState to) = 0;
   virtual void ResetMachines() = 0;
+  // Path, timeout or migration state have changed.
+  virtual void OnMigration() {}
   virtual void FlushMachines() = 0;
   virtual bool drained() const = 0;
   // In error, no receive is in progress any more.
@@ -184,12 +193,21 @@ class Qp {
  private:
   int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
   void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
+  int CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const;
+  void SetMigration(uint32_t state);
   void BuildPath();
   void ResetQueues();
 
+  bool has_alternate_ = false;
+  bool migration_error_reported_ = false;
   bool drained_reported_ = false;
   bool last_wqe_reported_ = false;
 };
+
+// Values of enum ibv_mig_state.
+inline constexpr uint32_t kMigMigrated = 0;
+inline constexpr uint32_t kMigRearm = 1;
+inline constexpr uint32_t kMigArmed = 2;
 
 // Two P_Keys match when their low 15 bits do and one is a full member.
 bool PkeyMatches(transport::Pkey a, transport::Pkey b);

@@ -102,6 +102,11 @@ void RcQp::ResetMachines() {
   responder_.Reset();
 }
 
+void RcQp::OnMigration() {
+  requester_.Reconfigure(RequesterConfig());
+  requester_.set_alternate_armed(attr_.path_mig_state == kMigArmed);
+}
+
 void RcQp::FlushMachines() {
   requester_.Flush();
   responder_.Flush();
@@ -128,7 +133,7 @@ DropReason RcQp::HandlePacket(const PacketView& packet, Time now) {
     return DropReason::wrong_transport;
   }
   if (!PkeyMatches(packet.bth().pkey, transport::kDefaultPkey)) return DropReason::pkey_mismatch;
-  if (packet.source_gid() != peer_gid_) return DropReason::wrong_source;
+  if (!IsFromPeer(packet)) return DropReason::wrong_source;
   if (traits.is_reserved()) {
     responder_.HandleReservedOpcode(packet.psn(), now);
   } else if (is_response) {
@@ -201,6 +206,7 @@ void RcQp::DrainOutputs(Time now) {
 }
 
 uint32_t RcQp::Service(Time now, uint32_t budget) {
+  if (requester_.TakeMigration() && attr_.path_mig_state == kMigArmed) Migrate();
   CheckSrq();
   DrainOutputs(now);
   uint32_t fetched = 0;

@@ -84,6 +84,7 @@ class RcQp final : public Qp {
   transport::RcResponderConfig ResponderConfig() const;
   void OnTransition(transport::QpState from, transport::QpState to) override;
   void ResetMachines() override;
+  void OnMigration() override;
   void FlushMachines() override;
   bool drained() const override { return requester_.drained(); }
   bool receives_flushed() const override { return responder_.flushed(); }

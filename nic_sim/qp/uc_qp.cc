@@ -73,7 +73,7 @@ DropReason UcQp::HandlePacket(const PacketView& packet, Time) {
   if (!receives()) return DropReason::qp_not_ready;
   if (packet.traits().service != transport::Service::kUc) return DropReason::wrong_transport;
   if (!PkeyMatches(packet.bth().pkey, transport::kDefaultPkey)) return DropReason::pkey_mismatch;
-  if (packet.source_gid() != peer_gid_) return DropReason::wrong_source;
+  if (!IsFromPeer(packet)) return DropReason::wrong_source;
   switch (responder_.HandleRequest(packet)) {
     case Verdict::kNoReceive:
       config_.shard->MarkReady(*this);  // it may have been a bad one

@@ -18,24 +18,27 @@ struct Transition {
   int required, optional;  // besides IBV_QP_STATE
 };
 
-// From the table for RC; alternate path attributes are left out: RoCE has no path migration.
+// From the table for RC.
+constexpr int kMigration = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
 constexpr Transition kTransitions[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
     {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
     {IBV_QPS_INIT, IBV_QPS_RTR,
      IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
          IBV_QP_MIN_RNR_TIMER,
-     IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX},
+     IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_ALT_PATH},
     {IBV_QPS_RTR, IBV_QPS_RTS,
      IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
-     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
-    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | kMigration},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0,
+     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | kMigration},
     {IBV_QPS_RTS, IBV_QPS_SQD, 0, IBV_QP_EN_SQD_ASYNC_NOTIFY},
     {IBV_QPS_SQD, IBV_QPS_SQD, 0,
      IBV_QP_AV | IBV_QP_PORT | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
          IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_ACCESS_FLAGS |
-         IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER},
-    {IBV_QPS_SQD, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+         IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER | kMigration},
+    {IBV_QPS_SQD, IBV_QPS_RTS, 0,
+     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | kMigration},
 };
 
 constexpr ibv_qp_state kStates[] = {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR,
@@ -63,6 +66,8 @@ constexpr int kAttributeBits[] = {
     IBV_QP_SQ_PSN,
     IBV_QP_MAX_DEST_RD_ATOMIC,
     IBV_QP_DEST_QPN,
+    IBV_QP_ALT_PATH,
+    IBV_QP_PATH_MIG_STATE,
 };
 
 class ModifyQp : public ::testing::Test {
@@ -97,6 +102,8 @@ class ModifyQp : public ::testing::Test {
     attr.ah_attr.grh.sgid_index = 1;
     attr.ah_attr.grh.hop_limit = 64;
     attr.ah_attr.grh.dgid = end_->address().gid;
+    attr.alt_ah_attr = attr.ah_attr;
+    attr.alt_port_num = 1;
     attr.path_mtu = IBV_MTU_1024;
     attr.dest_qp_num = end_->qp()->qp_num;
     attr.timeout = 14;

@@ -92,6 +92,7 @@ RcRequester::~RcRequester() = default;
 
 void RcRequester::Reset() {
   running_ = draining_ = flushing_ = false;
+  alternate_armed_ = migrated_ = false;
   failed_ = failure_reported_ = tickets_void_ = rnr_waiting_ = false;
   completed_ = retired_ = una_wr_ = send_wr_ = started_ = tail_ = 0;
   error_wr_ = gone_back_ = kNone;

@@ -19,6 +19,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "transport/base/time.h"
 #include "transport/memory_port.h"
@@ -92,6 +93,11 @@ class RcRequester {
   // becomes true when nothing is outstanding.
   void Drain() { draining_ = true; }
   void Resume();
+  // Path migration: with an alternate path armed, the retries start over once
+  // when they have run out; TakeMigration then says, once, that from here on
+  // packets have to take the other path.
+  void set_alternate_armed(bool armed) { alternate_armed_ = armed; }
+  bool TakeMigration() { return std::exchange(migrated_, false); }
   bool drained() const { return draining_ && retired_ == started_; }
 
   // The next packet to send now, or false. Respects window, fence,
@@ -179,6 +185,8 @@ class RcRequester {
   bool failure_reported_ = false;
   bool tickets_void_ = false;
   bool rnr_waiting_ = false;
+  bool alternate_armed_ = false;
+  bool migrated_ = false;
   uint8_t retry_cnt_ = 0;
   uint8_t rnr_retry_ = 0;
   uint8_t retries_left_ = 0;

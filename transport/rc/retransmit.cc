@@ -44,12 +44,17 @@ void RcRequester::GoBack() {
 
 // One more attempt for the oldest unacknowledged packet, if any is left.
 void RcRequester::Retry() {
-  if (retries_left_ == 0) {
+  if (retries_left_ != 0) {
+    --retries_left_;
+  } else if (alternate_armed_) {
+    alternate_armed_ = false;
+    migrated_ = true;
+    retries_left_ = retry_cnt_;
+  } else {
     ++counters_.retry_exceeded_err;
     Fail(una_wr_, WcStatus::kRetryExcErr, 0);
     return;
   }
-  --retries_left_;
   GoBack();
 }
 
