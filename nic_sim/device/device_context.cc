@@ -33,7 +33,8 @@ DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, u
       memory_(std::move(page)),
       page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
       rings_("verbena-" + std::to_string(cookie), &shard.ring_budget()),
-      source_{.page = page_, .qps = &qps_} {
+      source_{.page = page_, .qps = &qps_, .watcher = this},
+      link_up_(shard.fabric().link_up(nic.port())) {
   shard_.AddSource(&source_);
 }
 
@@ -400,6 +401,13 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
 
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
   if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
+}
+
+void DeviceContext::OnLinkChange() {
+  const bool up = shard_.fabric().link_up(nic_.port());
+  if (up == link_up_) return;
+  link_up_ = up;
+  WriteEvent(1, up ? AsyncEventType::kPortActive : AsyncEventType::kPortErr);
 }
 
 void DeviceContext::OnCqOverrun(CompletionQueue& cq) {

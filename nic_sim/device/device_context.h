@@ -30,7 +30,8 @@ namespace verbena::nic {
 class DeviceContext final : public Context,
                             public QpEventSink,
                             public SrqEventSink,
-                            public XrcOpener::Sink {
+                            public XrcOpener::Sink,
+                            public LinkWatcher {
  public:
   DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
                 ClientIdentity client, std::unique_ptr<AddressSpace> space, SharedMemory page);
@@ -71,6 +72,7 @@ class DeviceContext final : public Context,
   const AddressHandle* FindAh(uint32_t handle) const override;
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
+  void OnLinkChange() override;
   void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
   void OnXrcQpEvent(XrcOpener& opener, transport::AsyncEventType type) override;
 
@@ -128,6 +130,7 @@ class DeviceContext final : public Context,
   abi::ContextPage* page_;
   RingAllocator rings_;
   DoorbellSource source_;
+  bool link_up_;  // as the application was told
 
   std::unordered_map<uint32_t, uint32_t> pds_;  // handle → objects in it
   std::unordered_set<uint32_t> mrs_;            // handle = key

@@ -79,6 +79,7 @@ bool Shard::RunPass() {
   wqes_this_pass_ = 0;
   CheckStarvation();
   if (resources_.fabric->next_deadline() <= now_) resources_.fabric->HandleTimeout(now_);
+  CheckLinks();
   // The netdevs are served by one shard; steering gives each its packets.
   const bool from_outside = config_.id == 0 && resources_.fabric->PollWires(now_);
   if (!waiting_for_netdev_.empty()) ReleaseWaiting();
@@ -114,6 +115,14 @@ void Shard::CheckStarvation() {
     ++counters_.deadline_shifts;
   }
   planned_wake_ = Time::Never();
+}
+
+void Shard::CheckLinks() {
+  const uint32_t changes = resources_.fabric->link_changes();
+  if (changes == seen_link_changes_) [[likely]]
+    return;
+  seen_link_changes_ = changes;
+  for (DoorbellSource* source : sources_) source->watcher->OnLinkChange();
 }
 
 bool Shard::RunDoorbells() {

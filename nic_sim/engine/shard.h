@@ -31,10 +31,18 @@ struct rte_mempool;
 
 namespace verbena::nic {
 
+// Is told, under the shard's lock, when the link of some port has changed.
+class LinkWatcher {
+ public:
+  virtual ~LinkWatcher() = default;
+  virtual void OnLinkChange() = 0;
+};
+
 // What the engine sees of an opened device: where doorbells ring.
 struct DoorbellSource {
   abi::ContextPage* page = nullptr;
   std::vector<Qp*>* qps = nullptr;  // by slot; may be shorter than kMaxQpSlots
+  LinkWatcher* watcher = nullptr;
 };
 
 struct ShardCounters {
@@ -144,6 +152,7 @@ class Shard final : public InboxOwner {
   // One pass. True if something is left to do (doorbells not looked at again).
   bool RunPass();
   void CheckStarvation();
+  void CheckLinks();
   bool RunDoorbells();
   bool RunReceive();
   void Receive(Nic& nic, rte_mbuf* packet);
@@ -191,6 +200,7 @@ class Shard final : public InboxOwner {
   uint32_t outgoing_count_ = 0;
   rte_mbuf* spare_ = nullptr;  // allocated before PollTransmit is asked
   bool notification_pending_ = false;
+  uint32_t seen_link_changes_ = 0;
   uint32_t wqes_this_pass_ = 0;
   bool worked_this_pass_ = false;
   ShardCounters counters_;

@@ -31,6 +31,9 @@ using transport::Time;
 
 namespace {
 
+// How often idle netdevs are asked for their state, in ms.
+constexpr int kLinkInterval = 500;
+
 // On scarce CPUs: how long a thread looks for more after a pass that found work
 // for several queues or WQEs; single messages let it sleep at once, because
 // then the application on this CPU is what should run.
@@ -188,7 +191,8 @@ void Shard::WatchMain(const std::vector<int>& descriptors) {
   for (const int fd : descriptors) files.push_back({.fd = fd, .events = POLLIN, .revents = 0});
   files.push_back({.fd = watcher_stop_, .events = POLLIN, .revents = 0});
   while (!stop_.load(std::memory_order_relaxed)) {
-    if (poll(files.data(), files.size(), -1) < 0) continue;
+    const int ready = poll(files.data(), files.size(), kLinkInterval);
+    if (ready < 0) continue;
     bool broken = false;
     for (const pollfd& file : files) {
       if ((file.revents & (POLLERR | POLLHUP | POLLNVAL)) == 0) continue;
@@ -198,6 +202,8 @@ void Shard::WatchMain(const std::vector<int>& descriptors) {
       socklen_t length = sizeof error;
       getsockopt(file.fd, SOL_SOCKET, SO_ERROR, &error, &length);
     }
+    // Nothing wakes for a netdev that is up again.
+    if (ready == 0 || broken) resources_.fabric->RefreshLinks();
     RunUntilIdle();
     // Another thread runs passes and finds the frames, or there are none.
     const bool wait = broken || engine_holds_lock_.load(std::memory_order_relaxed);

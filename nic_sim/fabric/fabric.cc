@@ -42,6 +42,7 @@ struct Port {
   PortCounters counters;
   std::array<PortQueue, kMaxShards> received;  // by shard
   std::unique_ptr<Wire> wire;                  // null: not joined to a netdev
+  bool was_up = true;                          // when NoteLinks looked last
 };
 
 struct Inbox {
@@ -85,6 +86,7 @@ struct Fabric::State {
   void Deliver(PortId port, rte_mbuf* packet, uint32_t l3);
   ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
   void Announce();
+  void NoteLinks();
   void SendOut(PortId port, rte_mbuf* packet);
 
   void TakeIn(PortId port, rte_mbuf* packet, Time now);
@@ -102,6 +104,7 @@ struct Fabric::State {
   const bool strict;
   mutable std::mutex mutex;  // everything below
   std::atomic<bool> plain{true};
+  std::atomic<uint32_t> link_changes{0};
   const PacketSteering* steering = nullptr;
   std::array<Inbox, kMaxShards> inboxes;
   bool news = false;  // in one of them
@@ -417,6 +420,25 @@ bool Fabric::link_up(PortId port) const {
   return state_->faults.link_up(port) && (wire == nullptr || wire->port().up());
 }
 
+uint32_t Fabric::link_changes() const {
+  return state_->link_changes.load(std::memory_order_acquire);
+}
+
+void Fabric::State::NoteLinks() {
+  bool changed = false;
+  for (PortId id = 0; id < ports.size(); ++id) {
+    Port& port = *ports[id];
+    const bool up = faults.link_up(id) && (port.wire == nullptr || port.wire->port().up());
+    changed |= up != port.was_up;
+    port.was_up = up;
+  }
+  if (!changed) return;
+  link_changes.fetch_add(1, std::memory_order_release);
+  for (const Inbox& inbox : inboxes) {
+    if (inbox.owner != nullptr) inbox.owner->OnForeignPackets();
+  }
+}
+
 void Fabric::AttachWire(PortId port, std::unique_ptr<Wire> wire) {
   const std::lock_guard guard(state_->mutex);
   state_->ports[port]->wire = std::move(wire);
@@ -464,6 +486,7 @@ void Fabric::RefreshLinks() {
   if (!state_->has_wires) return;
   const std::lock_guard guard(state_->mutex);
   for (const PortId port : state_->wired) state_->ports[port]->wire->port().Refresh();
+  state_->NoteLinks();
 }
 
 bool Fabric::CanReach(PortId port, const Gid& source, const Gid& destination) const {
@@ -538,6 +561,8 @@ void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now)
   for (rte_mbuf* packet : packets) state.Send(port, packet, now);
   state.FlushWires(now);
   state.Announce();
+  if (!state.plain) [[unlikely]]
+    state.NoteLinks();
 }
 
 size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard) {
@@ -582,6 +607,7 @@ void Fabric::HandleTimeout(Time now) {
   }
   state_->FlushWires(now);
   state_->Announce();
+  state_->NoteLinks();
 }
 
 uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
@@ -603,6 +629,7 @@ uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
   const uint32_t id = state.faults.Add(rule, port);
   if (id == 0) *error = "there are " + std::to_string(kMaxFaultRules) + " rules already";
   state.UpdatePlain();
+  state.NoteLinks();
   return id;
 }
 
@@ -615,6 +642,7 @@ uint32_t Fabric::ClearRules(uint32_t id) {
   const std::lock_guard guard(state_->mutex);
   const uint32_t removed = state_->faults.Clear(id);
   state_->UpdatePlain();
+  state_->NoteLinks();
   return removed;
 }
 

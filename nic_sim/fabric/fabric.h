@@ -94,6 +94,8 @@ class Fabric {
   // A received packet that its QP did not take.
   void CountReceiveDrop(PortId port, DropReason reason);
   bool link_up(PortId port) const;  // false while a `down` rule holds
+  // Counts changes of any port's link. Owners of inboxes are told of one.
+  uint32_t link_changes() const;
 
   // Joins a port to the outside; before the first packet.
   void AttachWire(PortId port, std::unique_ptr<Wire> wire);

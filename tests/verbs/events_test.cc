@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -190,6 +191,29 @@ TEST(AsyncEvents, ABlockedReaderIsWokenByAnEvent) {
   reader.join();
   EXPECT_EQ(event.event_type, IBV_EVENT_QP_ACCESS_ERR);
   EXPECT_EQ(PollOne(a.send_cq()).status, IBV_WC_REM_ACCESS_ERR);
+}
+
+TEST(AsyncEvents, ALinkThatGoesDownAndComesUpTellsThoseWhoHaveTheDeviceOpen) {
+  const auto one = OpenDevice("verbena0");
+  const auto same = OpenDevice("verbena0");
+  const auto other = OpenDevice("verbena1");
+  ASSERT_EQ(VerbenaHere({"fault", "add", "down dev=verbena0"}).status, 0);
+  for (ibv_context* context : {one.get(), same.get()}) {
+    const auto event = NextAsyncEvent(context, Milliseconds(5000));
+    ASSERT_TRUE(event.has_value());
+    EXPECT_EQ(event->event_type, IBV_EVENT_PORT_ERR);
+    EXPECT_EQ(event->element.port_num, 1);
+    ibv_port_attr port = {};
+    ASSERT_EQ(ibv_query_port(context, 1, &port), 0);
+    EXPECT_EQ(port.state, IBV_PORT_DOWN);
+  }
+  ASSERT_EQ(VerbenaHere({"fault", "clear"}).status, 0);
+  for (ibv_context* context : {one.get(), same.get()}) {
+    const auto event = NextAsyncEvent(context, Milliseconds(5000));
+    ASSERT_TRUE(event.has_value());
+    EXPECT_EQ(event->event_type, IBV_EVENT_PORT_ACTIVE);
+  }
+  EXPECT_EQ(NextAsyncEvent(other.get(), Milliseconds(30)), std::nullopt);
 }
 
 }  // namespace
