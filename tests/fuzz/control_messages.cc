@@ -312,6 +312,13 @@ class Conversation {
         request.send_cq = request.recv_cq = handle(abi::kCmdCreateCq);
         request.type = 2;
         request.caps = {4, 4, 2, 2, 16};
+        const uint8_t kind = input_.U8();
+        if ((kind & 7) == 6) request.srq = handle(abi::kCmdCreateSrq);
+        if ((kind & 7) == 7) {  // XRC_RECV, XRC_SEND
+          request.type = (kind & 8) != 0 ? 10 : 9;
+          request.recv_cq = abi::kNoHandle;
+          if ((kind & 8) != 0) request.xrcd = handle(abi::kCmdOpenXrcd);
+        }
         return BytesOf(request);
       }
       case abi::kCmdModifyQp: {
@@ -341,6 +348,47 @@ class Conversation {
         request.attr.is_global = request.attr.port_num = request.attr.dgid[0] = 1;
         return BytesOf(request);
       }
+      case abi::kCmdCreateSrq: {
+        abi::CreateSrqRequest request{};
+        request.header = {op, sizeof request, 7};
+        request.pd = handle(abi::kCmdAllocPd);
+        request.max_wr = 4;
+        request.xrcd = request.cq = abi::kNoHandle;
+        return BytesOf(request);
+      }
+      case abi::kCmdModifySrq: {
+        abi::ModifySrqRequest request{};
+        request.header = {op, sizeof request, 8};
+        request.handle = handle(abi::kCmdCreateSrq);
+        request.mask = input_.U8() & 3;
+        request.max_wr = request.srq_limit = 7;
+        return BytesOf(request);
+      }
+      case abi::kCmdFinishSrqResize: {
+        abi::FinishSrqResizeRequest request{};
+        request.header = {op, sizeof request, 9};
+        request.handle = handle(abi::kCmdCreateSrq);
+        request.commit = input_.U8() & 1;
+        return BytesOf(request);
+      }
+      case abi::kCmdQuerySrq:
+      case abi::kCmdDestroySrq:
+        return simple(handle(abi::kCmdCreateSrq));
+      case abi::kCmdOpenXrcd: {
+        abi::OpenXrcdRequest request{};
+        request.header = {op, sizeof request, 10};
+        request.flags = O_CREAT;
+        return BytesOf(request);
+      }
+      case abi::kCmdCloseXrcd:
+        return simple(handle(abi::kCmdOpenXrcd));
+      case abi::kCmdOpenQp: {
+        abi::OpenQpRequest request{};
+        request.header = {op, sizeof request, 11};
+        request.xrcd = handle(abi::kCmdOpenXrcd);
+        request.qpn = handle(abi::kCmdCreateQp);
+        return BytesOf(request);
+      }
       case abi::kCmdDestroyAh:
         return simple(handle(abi::kCmdCreateAh));
       case abi::kCmdQueryPort:
@@ -352,7 +400,13 @@ class Conversation {
 
   void SendCommand(Connection& c) {
     const uint8_t bits = input_.U8();
-    const uint16_t op = bits % (abi::kCmdGetSegment + 2);
+    static constexpr uint16_t kOthers[] = {
+        abi::kCmdCreateSrq,  abi::kCmdModifySrq, abi::kCmdFinishSrqResize, abi::kCmdQuerySrq,
+        abi::kCmdDestroySrq, abi::kCmdOpenXrcd,  abi::kCmdCloseXrcd,       abi::kCmdOpenQp};
+    const uint32_t number = bits % (abi::kCmdGetSegment + 2 + std::size(kOthers));
+    const uint16_t op = number < abi::kCmdGetSegment + 2
+                            ? static_cast<uint16_t>(number)
+                            : kOthers[number - (abi::kCmdGetSegment + 2)];
     Bytes message = MakeCommand(c, op);
     std::vector<UniqueFd> fds;
     if ((bits & 0x40) != 0) Patch(&message);

@@ -68,6 +68,9 @@ struct Hostile {
     cq = client.CreateCq(16);
     qps.push_back(client.CreateQp(cq, cq, {8, 8, 3, 2, 32}));
     qps.push_back(client.CreateQp(cq, cq, {4, 4, 1, 1, 0}));
+    srq = client.CreateSrq(8, 2);
+    qps.push_back(client.CreateQp(cq, cq, {4, 0, 2, 0, 16}, /*type=*/2, &srq));
+    qps.push_back(client.CreateQp(cq, cq, {8, 0, 2, 0, 16}, /*type=*/3, &srq));
     for (size_t i = 0; i < 2; ++i) {
       regions[i] = arena->region(first_region + i);
       keys[i] = client.RegMr(regions[i], kRegionBytes,
@@ -83,7 +86,8 @@ struct Hostile {
 
   RawClient client;
   RawClient::Cq cq;
-  std::vector<RawClient::Qp> qps;
+  std::vector<RawClient::Qp> qps;  // RC twice, RC and UC on the SRQ
+  RawClient::Srq srq;
   uint8_t* regions[3];
   uint32_t keys[3];
   uint8_t* nothing;
@@ -195,7 +199,7 @@ class Program {
         input_(input),
         a_(world_.device(), 0, &world_.arena(), 0),
         b_(world_.device(), 1, &world_.arena(), 2) {
-    for (size_t i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < a_.qps.size(); ++i) {
       FUZZ_CHECK(a_.client.Connect(a_.qps[i], b_.qps[i].qpn, b_.client.gid(), 2, 4) == 0);
       FUZZ_CHECK(b_.client.Connect(b_.qps[i], a_.qps[i].qpn, a_.client.gid(), 2, 4) == 0);
     }
@@ -211,7 +215,7 @@ class Program {
     const uint8_t op = input_.U8();
     Hostile& own = (op & 0x80) != 0 ? b_ : a_;
     Hostile& peer = (op & 0x80) != 0 ? a_ : b_;
-    RawClient::Qp& qp = own.qps[(op & 0x40) != 0 ? 1 : 0];
+    RawClient::Qp& qp = own.qps[(op >> 6 & 1) | (op >> 4 & 2)];
     switch (op & 15) {
       case 0:
       case 1:
@@ -293,6 +297,12 @@ class Program {
   }
 
   void PostReceive(Hostile& own, RawClient::Qp& qp) {
+    if (qp.rq == nullptr) {
+      std::vector<abi::Sge> sges(input_.Below(3));
+      for (abi::Sge& sge : sges) sge = AnySge(own, own);
+      own.client.WriteSrqRecv(own.srq, 8, sges);
+      return;
+    }
     std::vector<abi::Sge> sges(std::min<size_t>(input_.Below(3), qp.caps.max_recv_sge));
     for (abi::Sge& sge : sges) sge = AnySge(own, own);
     own.client.WriteRecv(qp, 7, sges);
@@ -307,7 +317,14 @@ class Program {
   void ScribbleRecords(Hostile& own, const RawClient::Qp& qp) {
     abi::ContextPage& page = own.client.page();
     // The rest of the records is written by the device or by nobody.
-    switch (input_.Below(6)) {
+    switch (input_.Below(8)) {
+      case 6:
+        page.srq[own.srq.handle].producer.store(Number(own.srq.producer));
+        return;
+      case 7:
+        page.srq[own.srq.handle].ring.store(Number(64));
+        page.srq[own.srq.handle].taken.store(Number(own.srq.producer));
+        return;
       case 0:
         page.qp[qp.handle].sq_producer.store(Number(qp.sq_producer));
         return;
@@ -342,9 +359,13 @@ class Program {
 
   void ScribbleRings(Hostile& own, const RawClient::Qp& qp) {
     const uint32_t which = input_.Below(3);
-    std::byte* ring = which == 0 ? qp.sq : which == 1 ? qp.rq : own.cq.ring;
+    const bool on_srq = qp.rq == nullptr;
+    std::byte* const receives = on_srq ? own.srq.ring : qp.rq;
+    const size_t receive_bytes =
+        on_srq ? size_t{own.srq.slots} * own.srq.stride : size_t{qp.rq_slots} * qp.rq_stride;
+    std::byte* ring = which == 0 ? qp.sq : which == 1 ? receives : own.cq.ring;
     const size_t bytes = which == 0   ? size_t{qp.sq_slots} * qp.sq_stride
-                         : which == 1 ? size_t{qp.rq_slots} * qp.rq_stride
+                         : which == 1 ? receive_bytes
                                       : own.cq.slots * sizeof(abi::Cqe);
     const size_t at = input_.U16() % bytes;
     const auto what = input_.Bytes(std::min<size_t>(input_.Below(64), bytes - at));
@@ -392,6 +413,39 @@ class Program {
         request.length = kRegionBytes;
         request.iova = (what & 0x80) != 0 ? input_.U64() : request.address;
         if (context.RegMr(request, &reply) == 0) own.keys[region] = reply.lkey;
+        return;
+      }
+      default:
+        SrqCommand(own, qp, what >> 3);
+        return;
+    }
+  }
+
+  void SrqCommand(Hostile& own, const RawClient::Qp& qp, uint32_t what) {
+    nic::Context& context = own.client.context();
+    switch (what & 3) {
+      case 0: {
+        abi::ModifySrqRequest request{};
+        abi::ModifySrqReply reply{};
+        request.handle = own.srq.handle;
+        request.mask = input_.Below(4);
+        request.max_wr = input_.U8();
+        request.srq_limit = input_.Below(16);
+        std::vector<int> fds;
+        context.ModifySrq(request, &reply, &fds);
+        for (const int fd : fds) close(fd);
+        return;
+      }
+      case 1: {
+        abi::FinishSrqResizeRequest request{};
+        request.handle = own.srq.handle;
+        request.commit = what >> 2 & 1;
+        context.FinishSrqResize(request);
+        return;
+      }
+      case 2: {
+        abi::DestroyReply reply{};
+        context.DestroySrq(own.srq.handle, &reply);
         return;
       }
       default: {

@@ -317,5 +317,117 @@ TEST(OpenContext, OtherUsersMemoryIsReachedOnlyThroughWhatTheyOpened) {
   EXPECT_EQ(open_as(geteuid() + 1, -1, &backend), EPERM);
 }
 
+// --- Shared receive queues ---
+
+class OnSrq : public ::testing::Test {
+ protected:
+  OnSrq() : a_(*TheDevice(), 0), b_(*TheDevice(), 1) {
+    a_cq_ = a_.CreateCq(32);
+    b_cq_ = b_.CreateCq(32);
+    srq_ = b_.CreateSrq(8, 1, /*user_handle=*/0x5123);
+    a_qp_ = a_.CreateQp(a_cq_, a_cq_);
+    b_qp_ = b_.CreateQp(b_cq_, b_cq_, {4, 0, 1, 0, 0}, 2, &srq_);
+    EXPECT_EQ(a_.Connect(a_qp_, b_qp_.qpn, b_.gid(), 1, 8), 0);
+    EXPECT_EQ(b_.Connect(b_qp_, a_qp_.qpn, a_.gid(), 1, 8), 0);
+  }
+  void Send(uint64_t wr_id) {
+    abi::SendWqe wqe{};
+    wqe.wr_id = wr_id;
+    wqe.opcode = static_cast<uint8_t>(WrOpcode::kSend);
+    wqe.flags = abi::kWqeSignaled;
+    a_.WriteSend(a_qp_, wqe, {});
+    a_.Ring(a_qp_);
+  }
+  std::vector<uint32_t> Events(RawClient& client, size_t count) {
+    std::vector<uint32_t> types;
+    for (int i = 0; i < 2000 && types.size() < count; ++i) {
+      if (const auto event = client.NextEvent()) {
+        types.push_back(event->event_type);
+        if (event->event_type == 14) {
+          EXPECT_EQ(event->element, 0x5123u);
+        }
+      } else {
+        usleep(1000);
+      }
+    }
+    return types;
+  }
+
+  RawClient a_, b_;
+  RawClient::Cq a_cq_, b_cq_;
+  RawClient::Srq srq_;
+  RawClient::Qp a_qp_, b_qp_;
+};
+
+TEST_F(OnSrq, SlotsAreFreeAgainWhenTheDeviceSaysSo) {
+  for (uint64_t i = 0; i < 100; ++i) {
+    b_.WriteSrqRecv(srq_, i, {});
+    Send(i);
+    const auto cqe = b_.Poll(b_cq_);
+    ASSERT_TRUE(cqe.has_value());
+    EXPECT_EQ((*cqe)->wr_id, i);
+    ASSERT_TRUE(a_.Poll(a_cq_).has_value());
+    EXPECT_EQ(b_.page().srq[srq_.handle].taken.load(), i + 1);
+  }
+}
+
+// SRQ_ERR for the queue, then QP_FATAL for its QP, and LAST_WQE_REACHED.
+TEST_F(OnSrq, AProducerThatCannotBeTrueEndsTheQueueAndItsQps) {
+  b_.page().srq[srq_.handle].producer.store(9);
+  Send(1);
+  EXPECT_EQ(Events(b_, 3), (std::vector<uint32_t>{14, 1, 16}));
+  EXPECT_EQ(TheDevice()->List("srq")["items"][0]["error"], true);
+}
+
+TEST_F(OnSrq, AWqeWithTooManySgesFailsTheQpThatTakesItAndNoOther) {
+  auto* wqe = reinterpret_cast<abi::RecvWqe*>(srq_.ring);
+  *wqe = {.wr_id = 3, .num_sge = 33, .reserved = 0};
+  b_.page().srq[srq_.handle].producer.store(srq_.producer = 1);
+  Send(1);
+  const auto cqe = b_.Poll(b_cq_);
+  ASSERT_TRUE(cqe.has_value());
+  EXPECT_EQ((*cqe)->wr_id, 3u);
+  EXPECT_EQ((*cqe)->status, static_cast<uint8_t>(WcStatus::kLocProtErr));
+  RawClient::Qp other = b_.CreateQp(b_cq_, b_cq_, {4, 0, 1, 0, 0}, 2, &srq_);
+  RawClient::Qp peer = a_.CreateQp(a_cq_, a_cq_);
+  ASSERT_EQ(a_.Connect(peer, other.qpn, b_.gid()), 0);
+  ASSERT_EQ(b_.Connect(other, peer.qpn, a_.gid()), 0);
+  b_.WriteSrqRecv(srq_, 4, {});
+  a_qp_ = peer;
+  Send(2);
+  const auto next = b_.Poll(b_cq_);
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ((*next)->wr_id, 4u);
+  EXPECT_EQ((*next)->status, 0);
+}
+
+TEST_F(OnSrq, AResizeThatNobodyFinishesDoesNoHarm) {
+  {
+    const std::lock_guard lock(b_.context().lock());
+    abi::ModifySrqRequest request{};
+    request.handle = srq_.handle;
+    request.mask = 1;
+    request.max_wr = 64;
+    abi::ModifySrqReply reply{};
+    std::vector<int> fds;
+    ASSERT_EQ(b_.context().ModifySrq(request, &reply, &fds), 0);
+    for (const int fd : fds) close(fd);
+    EXPECT_EQ(b_.context().ModifySrq(request, &reply, &fds), EBUSY);
+    // Says that the WQEs are in the new ring, which is empty.
+    b_.page().srq[srq_.handle].ring.store(reply.ring_number);
+  }
+  b_.WriteSrqRecv(srq_, 7, {});
+  Send(1);
+  const auto cqe = b_.Poll(b_cq_);
+  ASSERT_TRUE(cqe.has_value());
+  EXPECT_EQ((*cqe)->wr_id, 0u);  // what the new ring has there
+  const std::lock_guard lock(b_.context().lock());
+  abi::FinishSrqResizeRequest finish{};
+  finish.handle = srq_.handle;
+  finish.commit = 1;
+  EXPECT_EQ(b_.context().FinishSrqResize(finish), 0);
+  EXPECT_EQ(b_.context().FinishSrqResize(finish), EINVAL);
+}
+
 }  // namespace
 }  // namespace verbena::testing

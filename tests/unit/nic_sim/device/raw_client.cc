@@ -52,9 +52,16 @@ RawClient::RawClient(nic::Device& device, uint32_t index, uid_t uid)
   std::string why;
   // Other users' memory is only reached through what they opened.
   const int memory = uid == geteuid() ? -1 : open("/proc/self/mem", O_RDWR | O_CLOEXEC);
-  const int error =
-      device_.OpenContext(hello, {.pid = getpid(), .uid = uid, .comm = "test", .mem_fd = memory},
-                          &reply, &fd, &context_, &why);
+  int pipe_ends[2] = {-1, -1};
+  EXPECT_EQ(pipe2(pipe_ends, O_CLOEXEC | O_NONBLOCK), 0);
+  events_ = pipe_ends[0];
+  const int error = device_.OpenContext(hello,
+                                        {.pid = getpid(),
+                                         .uid = uid,
+                                         .comm = "test",
+                                         .mem_fd = memory,
+                                         .async_write_fd = pipe_ends[1]},
+                                        &reply, &fd, &context_, &why);
   EXPECT_EQ(error, 0) << why;
   page_ = static_cast<abi::ContextPage*>(
       mmap(nullptr, sizeof(abi::ContextPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
@@ -67,6 +74,7 @@ RawClient::~RawClient() {
   device_.CloseContext(context_);
   munmap(page_, sizeof(abi::ContextPage));
   munmap(guard_, 4096);
+  close(events_);
   for (auto& [data, bytes] : segments_) munmap(data, bytes);
 }
 
@@ -96,26 +104,60 @@ RawClient::Cq RawClient::CreateCq(uint32_t entries) {
   return cq;
 }
 
-RawClient::Qp RawClient::CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps) {
+RawClient::Qp RawClient::CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps,
+                                  uint32_t type, const Srq* srq) {
   const std::lock_guard lock(context_->lock());
   abi::CreateQpRequest request{};
-  request.srq = request.xrcd = abi::kNoHandle;
+  request.srq = srq != nullptr ? srq->handle : abi::kNoHandle;
+  request.xrcd = abi::kNoHandle;
   request.pd = pd_;
   request.send_cq = send_cq.handle;
   request.recv_cq = recv_cq.handle;
-  request.type = 2;
+  request.type = type;
   request.caps = caps;
   abi::CreateQpReply reply{};
   std::vector<int> fds;
   EXPECT_EQ(context_->CreateQp(request, &reply, &fds), 0);
   Qp qp{.handle = reply.handle, .qpn = reply.qpn, .caps = reply.caps};
+  qp.type = type;
   qp.sq = Map(reply.sq, &fds);
-  qp.rq = Map(reply.rq, &fds);
+  if (reply.rq.slots != 0) qp.rq = Map(reply.rq, &fds);
   qp.sq_slots = reply.sq.slots;
   qp.sq_stride = reply.sq.stride;
   qp.rq_slots = reply.rq.slots;
   qp.rq_stride = reply.rq.stride;
   return qp;
+}
+
+RawClient::Srq RawClient::CreateSrq(uint32_t max_wr, uint32_t max_sge, uint64_t user_handle) {
+  const std::lock_guard lock(context_->lock());
+  abi::CreateSrqRequest request{};
+  request.pd = pd_;
+  request.max_wr = max_wr;
+  request.max_sge = max_sge;
+  request.user_handle = user_handle;
+  request.xrcd = request.cq = abi::kNoHandle;
+  abi::CreateSrqReply reply{};
+  std::vector<int> fds;
+  EXPECT_EQ(context_->CreateSrq(request, &reply, &fds), 0);
+  Srq srq{.handle = reply.handle, .slots = reply.ring.slots, .stride = reply.ring.stride};
+  srq.ring = Map(reply.ring, &fds);
+  return srq;
+}
+
+void RawClient::WriteSrqRecv(Srq& srq, uint64_t wr_id, const std::vector<abi::Sge>& sges) {
+  std::byte* slot = srq.ring + uint64_t{srq.producer++ % srq.slots} * srq.stride;
+  const abi::RecvWqe wqe{
+      .wr_id = wr_id, .num_sge = static_cast<uint32_t>(sges.size()), .reserved = 0};
+  std::memcpy(slot, &wqe, sizeof wqe);
+  WriteSges(slot + sizeof wqe, sges);
+  page_->srq[srq.handle].producer.store(srq.producer);
+}
+
+std::optional<abi::AsyncEventRecord> RawClient::NextEvent() {
+  abi::AsyncEventRecord record{};
+  if (read(events_, &record, sizeof record) != sizeof record) return std::nullopt;
+  return record;
 }
 
 uint32_t RawClient::RegMr(void* address, size_t bytes, uint32_t access) {
@@ -140,6 +182,7 @@ int RawClient::Connect(const Qp& qp, uint32_t peer_qpn, const transport::Gid& pe
   abi::ModifyQpReply reply{};
   request.handle = qp.handle;
   abi::QpAttr& attr = request.attr;
+  const bool is_rc = qp.type == 2;
   attr.port_num = 1;
   attr.access_flags = 15;
   attr.path_mtu = 3;
@@ -158,11 +201,12 @@ int RawClient::Connect(const Qp& qp, uint32_t peer_qpn, const transport::Gid& pe
   if (const int error = context_->ModifyQp(request, &reply)) return error;
   attr.state = 2;
   request.mask = kQpAttrState | kQpAttrAv | kQpAttrPathMtu | kQpAttrDestQpn | kQpAttrRqPsn |
-                 kQpAttrMaxDestRdAtomic | kQpAttrMinRnrTimer;
+                 (is_rc ? kQpAttrMaxDestRdAtomic | kQpAttrMinRnrTimer : 0);
   if (const int error = context_->ModifyQp(request, &reply)) return error;
   attr.state = 3;
-  request.mask = kQpAttrState | kQpAttrTimeout | kQpAttrRetryCnt | kQpAttrRnrRetry | kQpAttrSqPsn |
-                 kQpAttrMaxQpRdAtomic;
+  constexpr uint32_t kReliable =
+      kQpAttrTimeout | kQpAttrRetryCnt | kQpAttrRnrRetry | kQpAttrMaxQpRdAtomic;
+  request.mask = kQpAttrState | kQpAttrSqPsn | (is_rc ? kReliable : 0);
   return context_->ModifyQp(request, &reply);
 }
 

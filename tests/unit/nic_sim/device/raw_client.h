@@ -35,6 +35,13 @@ class RawClient {
     std::byte* rq = nullptr;
     uint32_t sq_slots = 0, sq_stride = 0, rq_slots = 0, rq_stride = 0;
     uint32_t sq_producer = 0, rq_producer = 0;
+    uint32_t type = 2;  // enum ibv_qp_type
+  };
+  struct Srq {
+    uint32_t handle = 0;
+    uint32_t slots = 0, stride = 0;
+    std::byte* ring = nullptr;
+    uint32_t producer = 0;
   };
 
   // Opens device `index` as this process, or as if it were another user's.
@@ -46,7 +53,13 @@ class RawClient {
   uint32_t pd() const { return pd_; }
 
   Cq CreateCq(uint32_t entries);
-  Qp CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps = {64, 64, 4, 4, 64});
+  Qp CreateQp(const Cq& send_cq, const Cq& recv_cq, abi::QpCaps caps = {64, 64, 4, 4, 64},
+              uint32_t type = 2, const Srq* srq = nullptr);
+  Srq CreateSrq(uint32_t max_wr, uint32_t max_sge, uint64_t user_handle = 0);
+  // Copies the WQE into the next slot and makes it known.
+  void WriteSrqRecv(Srq& srq, uint64_t wr_id, const std::vector<abi::Sge>& sges);
+  // The next record of the event pipe, or nothing.
+  std::optional<abi::AsyncEventRecord> NextEvent();
   uint32_t RegMr(void* address, size_t bytes, uint32_t access);
   // RESET → RTS towards `peer_qpn` at `peer_gid`.
   int Connect(const Qp& qp, uint32_t peer_qpn, const transport::Gid& peer_gid,
@@ -69,6 +82,7 @@ class RawClient {
   nic::Context* context_ = nullptr;
   abi::ContextPage* page_ = nullptr;
   std::byte* guard_ = nullptr;
+  int events_ = -1;  // read end of the event pipe
   uint32_t pd_ = 0;
   std::vector<std::pair<std::byte*, size_t>> segments_;
 };
