@@ -84,6 +84,13 @@ class Perftest(AppTestCase):
         self.run_tool("ib_send_lat", "-c", "UC", "-n", 300)
         self.run_tool("ib_write_lat", "-c", "UC", "-n", 300)
 
+    def test_extended_reliable_connections(self):
+        for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"):
+            self.run_tool(tool, "-c", "XRC", "-n", 300)
+        self.run_tool("ib_send_bw", "-c", "XRC", "-q", 4, "-b", "-n", 300)
+        for tool in ("ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat"):
+            self.run_tool(tool, "-c", "XRC", "-n", 300)
+
     def test_shared_receive_queue(self):
         for options in (("-q", 4), ("-q", 4, "-e"), ("-r", 16), ("-q", 2, "-b")):
             self.run_tool("ib_send_bw", "--use-srq", "-n", 300, *options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock ibv_rc_pingpong with data check (-c), ibv_ud_pingpong and ibv_srq_pingpong: sizes, MTUs, polling and events,
+"""Stock ibv_rc_pingpong with data check (-c), ibv_uc_, ud_, srq_ and xsrq_pingpong: sizes, MTUs, polling and events,
 GIDs, NICs.
 
 VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
@@ -8,6 +8,7 @@ VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole m
 import itertools
 import os
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
@@ -92,6 +93,30 @@ class Pingpong(AppTestCase):
                 for output in outputs:
                     self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds")
                     self.assertNotIn("invalid data", output)
+
+    def test_extended_reliable_connections(self):
+        for nics, options in ((TWO, []), (ONE, ["-e"]), (TWO, ["-s", 65536, "-m", 256]),
+                              (TWO, ["-n", 50, "-e", "-s", 1])):
+            with self.subTest(nics=nics, options=options):
+                port = free_port()
+                common = ["-g", 1, "-p", port, *options]
+                outputs = self.pair(["ibv_xsrq_pingpong", "-d", nics[0], *common],
+                                    ["ibv_xsrq_pingpong", "-d", nics[1], *common, ADDRESS], port)
+                for output in outputs:
+                    self.assertIn("success", output)
+
+    def test_extended_reliable_connections_of_three_clients(self):
+        port = free_port()
+        common = ["-g", 1, "-p", port]
+        server = self.daemon.program("ibv_xsrq_pingpong", "-d", "verbena0", "-c", 3, *common)
+        end = 200
+        while not verbena_testing.listening(port) and server.running() and end:
+            end -= 1
+            time.sleep(0.05)
+        clients = [self.daemon.program("ibv_xsrq_pingpong", "-d", "verbena1", *common, ADDRESS)
+                   for _ in range(3)]
+        for program in (*clients, server):
+            self.assertEqual(program.wait(), 0, program.describe())
 
     def test_full_matrix(self):
         if not FULL:
