@@ -97,6 +97,17 @@ class KernelTools(AppTestCase):
         finally:
             program.close()
 
+    def test_ibv_asyncwatch_shows_events_as_they_happen(self):
+        program = self.daemon.program("ibv_asyncwatch", "-d", "verbena0")
+        try:
+            self.assertTrue(program.wait_for("async event FD"), program.describe())
+            for command, event in ((("fault", "add", "down dev=verbena0"), "port error"),
+                                   (("fault", "clear"), "port active")):
+                self.daemon.command(*command)
+                self.assertTrue(program.wait_for(event, 10), program.describe())
+        finally:
+            program.close()
+
     def test_rdma_resource_shows_shared_receive_queues(self):
         program = self.under_load("ibv_srq_pingpong", "-q", 3)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock perftest over RC and UD: every tool with every option that it takes.
+"""Stock perftest over RC, UC, XRC and UD: every tool with every option that it takes.
 
 VERBENA_TEST_DURATION: seconds for -D (1; the accepted version uses 5). perftest refuses -e with -D.
 """

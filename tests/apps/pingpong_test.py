@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stock ibv_rc_pingpong with data check (-c), ibv_uc_, ud_, srq_ and xsrq_pingpong: sizes, MTUs, polling and events,
-GIDs, NICs.
+"""Stock ibv_rc_, uc_, ud_, srq_ and xsrq_pingpong: sizes, MTUs, polling and events, GIDs, NICs; with
+data check (-c) where they have it.
 
 VERBENA_TEST_LOOPS: number of runs in a loop (5). VERBENA_TEST_FULL: the whole matrix.
 """
