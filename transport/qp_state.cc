@@ -73,12 +73,13 @@ Attributes XrcSend(Attributes rc) {
   return {rc.required & ~kResponder, (rc.optional & ~kResponder) | (rc.required & kResponder)};
 }
 
-// The target half sends nothing but responses. Applications pass TIMEOUT and
-// SQ_PSN all the same (the kernel asks for them): taken, not needed.
+// The target half sends nothing but responses. Applications pass attributes of
+// sending all the same (the kernel asks for TIMEOUT and SQ_PSN, perftest gives
+// all): taken, not needed.
 Attributes XrcRecv(Attributes rc) {
   constexpr uint32_t kTolerated = kQpAttrTimeout | kQpAttrSqPsn;
   return {rc.required & ~kRtsReliable,
-          (rc.optional & ~(kRtsReliable & ~kTolerated)) | (rc.required & kTolerated)};
+          (rc.optional & ~(kRtsReliable & ~kTolerated)) | (rc.required & kRtsReliable)};
 }
 
 std::optional<Attributes> AttributesOf(QpType type, const Transition& transition) {
