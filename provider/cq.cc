@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "provider/doorbell.h"
 #include "provider/provider.h"
 
 namespace verbena::provider {
@@ -23,7 +24,7 @@ void DestroyOnDevice(Context* context, uint32_t handle) {
   context->channel.Execute(&request, &reply);
 }
 
-int Create(Context* context, Cq* cq, int cqe, int comp_vector, int event_fd) {
+int Create(Context* context, Cq* cq, int cqe, int comp_vector, int event_fd, uint32_t flags) {
   abi::CreateCqRequest request = {};
   abi::CreateCqReply reply = {};
   request.header.op = abi::kCmdCreateCq;
@@ -31,6 +32,7 @@ int Create(Context* context, Cq* cq, int cqe, int comp_vector, int event_fd) {
   request.comp_vector = static_cast<uint32_t>(comp_vector);
   request.user_handle = reinterpret_cast<uint64_t>(&cq->base.cq);
   request.has_channel = event_fd >= 0;
+  request.flags = flags;
   const CreateGuard guard(context);
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, event_fd, &fds);
@@ -62,9 +64,38 @@ void WaitForAcks(ibv_cq* cq, uint32_t reported, uint32_t reported_async) {
   pthread_mutex_unlock(&cq->mutex);
 }
 
+// True if the device has not looked at all that was posted on the QPs of this CQ.
+bool HasNews(Cq* cq) {
+  const SpinGuard guard(cq->lock);
+  for (const Qp* qp = cq->senders; qp != nullptr; qp = qp->sq.next) {
+    if (qp->record->sq_fetched.load(std::memory_order_acquire) !=
+            qp->sq.head.load(std::memory_order_relaxed) &&
+        qp->state.load(std::memory_order_relaxed) == IBV_QPS_RTS) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// A CQ that gets smaller is judged by what was posted before: the device, which
+// may be asleep, has a moment to look at it, as one of hardware would have.
+void LetDeviceCatchUp(const Context* context, Cq* cq) {
+  constexpr int kLongestWaitMs = 20;
+  for (int waited_ms = 0; waited_ms < kLongestWaitMs && HasNews(cq); ++waited_ms) {
+    WakeAnyEngine(context);
+    usleep(1000);
+  }
+}
+
 }  // namespace
 
 ibv_cq* CreateCq(ibv_context* ibv, int cqe, ibv_comp_channel* channel, int comp_vector) {
+  Cq* cq = CreateCqWith(ibv, cqe, channel, comp_vector, 0);
+  return cq != nullptr ? &cq->base.cq : nullptr;
+}
+
+Cq* CreateCqWith(ibv_context* ibv, int cqe, ibv_comp_channel* channel, int comp_vector,
+                 uint32_t flags) {
   Context* context = ToContext(ibv);
   if (cqe < 1 || comp_vector < 0 || comp_vector >= ibv->num_comp_vectors) {
     errno = EINVAL;
@@ -82,14 +113,14 @@ ibv_cq* CreateCq(ibv_context* ibv, int cqe, ibv_comp_channel* channel, int comp_
     event_fd = ReopenPipe(channel->fd, O_WRONLY);
     if (event_fd < 0) error = -event_fd;
   }
-  if (error == 0) error = Create(context, cq, cqe, comp_vector, event_fd);
+  if (error == 0) error = Create(context, cq, cqe, comp_vector, event_fd, flags);
   if (event_fd >= 0) close(event_fd);
   if (error != 0) {
     free(cq);
     errno = error;
     return nullptr;
   }
-  return &cq->base.cq;  // libibverbs fills in the rest
+  return cq;  // libibverbs fills in the rest
 }
 
 int DestroyCq(ibv_cq* ibv) {
@@ -123,6 +154,53 @@ int DestroyCq(ibv_cq* ibv) {
   }
   free(cq);
   return 0;
+}
+
+// Whoever polls meanwhile finds in the old ring what was written before the
+// device went over to the new one; the numbers of CQEs go on.
+int ResizeCq(ibv_cq* ibv, int cqe) {
+  Cq* cq = ToCq(ibv);
+  Context* context = ToContext(ibv->context);
+  if (cqe < 1) return EINVAL;
+  abi::ResizeCqRequest request = {};
+  abi::CreateCqReply reply = {};
+  request.header.op = abi::kCmdResizeCq;
+  request.handle = ibv->handle;
+  request.cqe = static_cast<uint32_t>(cqe);
+  if (cqe < ibv->cqe) LetDeviceCatchUp(context, cq);
+  const CreateGuard guard(context);
+  ReplyFds fds;
+  int error = context->channel.Execute(&request, &reply, -1, &fds);
+  if (error != 0) return error;
+  int fd_index = 0;
+  Ring ring;
+  error = MapRing(context, reply.ring, &fds, &fd_index, sizeof(abi::Cqe), &ring);
+  if (error == 0 && ring.slots == 0) error = EIO;
+  // The device writes where we cannot look: nothing can be done but to say so.
+  if (error != 0) return error;
+  {
+    const SpinGuard lock(cq->lock);
+    cq->ring = ring;
+    cq->slots_log2 = Log2(ring.slots);
+  }
+  ibv->cqe = static_cast<int>(reply.cqe);
+  abi::HandleRequest finish = {};
+  abi::HandleReply finished = {};
+  finish.header.op = abi::kCmdFinishCqResize;
+  finish.handle = ibv->handle;
+  context->channel.Execute(&finish, &finished);
+  return 0;
+}
+
+int ModifyCq(ibv_cq* ibv, ibv_modify_cq_attr* attr) {
+  if (attr->attr_mask != IBV_CQ_ATTR_MODERATE) return EINVAL;
+  abi::ModifyCqRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdModifyCq;
+  request.handle = ibv->handle;
+  request.count = attr->moderate.cq_count;
+  request.period_us = attr->moderate.cq_period;
+  return ToContext(ibv->context)->channel.Execute(&request, &reply);
 }
 
 // The application polls once more after arming (ibv_req_notify_cq(3)); the

@@ -44,6 +44,20 @@ void FillAttributes(const abi::DeviceAttributes& from, ibv_device_attr* to) {
   to->phys_port_cnt = static_cast<uint8_t>(from.phys_port_count);
 }
 
+constexpr uint64_t kClockKhz = 1'000'000;  // nanoseconds
+
+// Pages are never pinned, so all can do without.
+void FillOdp(ibv_odp_caps* caps) {
+  caps->general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+  caps->per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+                                         IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
+                                         IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+  caps->per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+                                         IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV;
+  caps->per_transport_caps.ud_odp_caps =
+      IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+}
+
 // True if a caller's structure of `size` bytes has the field.
 #define VERBENA_HAS(size, field) \
   ((size) >= offsetof(ibv_device_attr_ex, field) + sizeof(ibv_device_attr_ex::field))
@@ -62,6 +76,16 @@ int QueryDevice(ibv_context* ibv, const ibv_query_device_ex_input* input, ibv_de
   if (VERBENA_HAS(attr_size, device_cap_flags_ex)) {
     attr->device_cap_flags_ex = context->attributes.device_cap_flags;
   }
+  if (VERBENA_HAS(attr_size, odp_caps)) FillOdp(&attr->odp_caps);
+  if (VERBENA_HAS(attr_size, completion_timestamp_mask)) {
+    attr->completion_timestamp_mask = UINT64_MAX;
+  }
+  if (VERBENA_HAS(attr_size, hca_core_clock)) attr->hca_core_clock = kClockKhz;
+  if (VERBENA_HAS(attr_size, cq_mod_caps)) {
+    attr->cq_mod_caps.max_cq_count = UINT16_MAX;
+    attr->cq_mod_caps.max_cq_period = UINT16_MAX;
+  }
+  if (VERBENA_HAS(attr_size, max_dm_size)) attr->max_dm_size = context->attributes.max_dm_size;
   if (VERBENA_HAS(attr_size, phys_port_cnt_ex)) {
     attr->phys_port_cnt_ex = context->attributes.phys_port_count;
   }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/mman.h>
+
 #include <cerrno>
 #include <cstdlib>
 
@@ -8,19 +10,17 @@
 namespace verbena::provider {
 namespace {
 
-constexpr unsigned kDeviceAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                                   IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-                                   IBV_ACCESS_ZERO_BASED;
-// Without meaning here, but no reason to fail:
-// MW_BIND allows only what alloc_mw refuses, and Linux registers such regions
-// on devices without memory windows too. HUGETLB qualifies ON_DEMAND only.
+constexpr unsigned kDeviceAccess =
+    IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+    IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND;
+// Without meaning here, but no reason to fail: HUGETLB qualifies ON_DEMAND only.
 // Optional bits (relaxed ordering) are hints by definition.
 constexpr unsigned kIgnoredAccess =
-    IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
+    unsigned{IBV_ACCESS_HUGETLB} | unsigned{IBV_ACCESS_OPTIONAL_RANGE};
 
 int CheckAccess(unsigned access) {
-  // On-demand paging and the flush rights of later releases (bits 8 and 9).
-  constexpr unsigned kNotSupported = IBV_ACCESS_ON_DEMAND | 1u << 8 | 1u << 9;
+  // The flush rights of later releases.
+  constexpr unsigned kNotSupported = 1u << 8 | 1u << 9;
   if ((access & kNotSupported) != 0) return EOPNOTSUPP;
   if ((access & ~(kDeviceAccess | kIgnoredAccess)) != 0) return EINVAL;
   if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0 &&
@@ -31,20 +31,15 @@ int CheckAccess(unsigned access) {
 }
 
 int Register(Context* context, Mr* mr, const abi::RegMrRequest& wanted) {
-  if (Unusable(context)) return EIO;
-  int error = CheckAccess(wanted.access);
+  int error = CheckRegion(context, wanted.address, wanted.length, wanted.access);
   if (error != 0) return error;
   abi::RegMrRequest request = wanted;
   request.access &= kDeviceAccess;
   if ((request.access & IBV_ACCESS_ZERO_BASED) != 0) request.iova = 0;
   uint64_t end;
-  if (request.length == 0 || __builtin_add_overflow(request.address, request.length, &end) ||
-      __builtin_add_overflow(request.iova, request.length - 1, &end)) {
+  if (request.length != 0 && __builtin_add_overflow(request.iova, request.length - 1, &end)) {
     return EINVAL;
   }
-  error = CheckRange(request.address, request.length,
-                     (request.access & IBV_ACCESS_LOCAL_WRITE) != 0, !context->on_valgrind);
-  if (error != 0) return error;
   abi::RegMrReply reply = {};
   request.header.op = abi::kCmdRegMr;
   error = context->channel.Execute(&request, &reply);
@@ -57,33 +52,20 @@ int Register(Context* context, Mr* mr, const abi::RegMrRequest& wanted) {
 
 }  // namespace
 
-ibv_pd* AllocPd(ibv_context* ibv) {
-  Pd* pd = static_cast<Pd*>(calloc(1, sizeof(Pd)));
-  if (pd == nullptr) return nullptr;
-  abi::HandleRequest request = {};
-  abi::HandleReply reply = {};
-  request.header.op = abi::kCmdAllocPd;
-  const int error = ToContext(ibv)->channel.Execute(&request, &reply);
-  if (error != 0) {
-    free(pd);
-    errno = error;
-    return nullptr;
-  }
-  pd->base.context = ibv;
-  pd->base.handle = reply.handle;
-  return &pd->base;
+int CheckRegion(const Context* context, uint64_t address, uint64_t length, unsigned access) {
+  if (Unusable(context)) return EIO;
+  const int error = CheckAccess(access);
+  if (error != 0) return error;
+  uint64_t end;
+  if (__builtin_add_overflow(address, length, &end)) return EINVAL;
+  if (length == 0) return (access & IBV_ACCESS_ZERO_BASED) != 0 ? 0 : EINVAL;
+  // Pages that are wanted on demand need not be there yet; so are those of an
+  // implicit region, which is the whole address space.
+  if ((access & IBV_ACCESS_ON_DEMAND) != 0) return 0;
+  return CheckRange(address, length, (access & IBV_ACCESS_LOCAL_WRITE) != 0, !context->on_valgrind);
 }
 
-int DeallocPd(ibv_pd* pd) {
-  Context* context = ToContext(pd->context);
-  abi::HandleRequest request = {};
-  abi::HandleReply reply = {};
-  request.header.op = abi::kCmdDeallocPd;
-  request.handle = pd->handle;
-  const int error = DestroyResult(context, context->channel.Execute(&request, &reply));
-  if (error == 0) free(pd);
-  return error;
-}
+unsigned DeviceAccess(unsigned access) { return access & kDeviceAccess; }
 
 ibv_mr* RegMr(ibv_pd* pd, void* address, size_t length, uint64_t iova, int access) {
   Mr* mr = static_cast<Mr*>(calloc(1, sizeof(Mr)));
@@ -116,8 +98,11 @@ int DeregMr(VerbsMr* mr) {
   request.header.op = abi::kCmdDeregMr;
   request.handle = mr->mr.handle;
   const int error = DestroyResult(context, context->channel.Execute(&request, &reply));
-  if (error == 0) free(Downcast<Mr>(mr));
-  return error;
+  if (error != 0) return error;
+  Mr* own = Downcast<Mr>(mr);
+  if (own->mapping != nullptr) munmap(own->mapping, own->mapping_bytes);
+  free(own);
+  return 0;
 }
 
 }  // namespace verbena::provider

@@ -152,7 +152,8 @@ int Flush(Cq* cq, int room, ibv_wc* wc) {
   return count;
 }
 
-int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc) {
+// `timestamp_ns`: of the last completion.
+int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc, uint64_t* timestamp_ns) {
   const uint32_t start = cq->consumer;
   uint32_t consumer = start;
   int count = 0;
@@ -165,7 +166,10 @@ int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc) {
     abi::Cqe cqe;
     CopyCqe(slot, &cqe);
     ++consumer;
-    if (Accept(context, cq, cqe, &wc[count])) ++count;
+    if (Accept(context, cq, cqe, &wc[count])) {
+      ++count;
+      *timestamp_ns = cqe.timestamp_ns;
+    }
   }
   if (consumer != start) {
     cq->consumer = consumer;
@@ -185,7 +189,8 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
   int count;
   {
     const SpinGuard guard(cq->lock);
-    count = PollLocked(context, cq, num_entries, wc);
+    uint64_t timestamp_ns = 0;
+    count = PollLocked(context, cq, num_entries, wc, &timestamp_ns);
     if (count == 0 && num_entries > 0) {
       if (context->DeviceDead()) count = Flush(cq, num_entries, wc);
       ++cq->empty_polls;
@@ -198,6 +203,34 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
   }
   if (yield) sched_yield();
   return count;
+}
+
+int NextCompletion(Cq* cq) {
+  const Context* context = ToContext(cq->base.cq.context);
+  if (context->fork_generation != g_fork_generation.load(std::memory_order_relaxed)) return EIO;
+  int count = PollLocked(context, cq, 1, &cq->current, &cq->current_ns);
+  if (count == 0 && context->DeviceDead()) {
+    count = Flush(cq, 1, &cq->current);
+    cq->current_ns = 0;
+  }
+  if (count == 0) {
+    if (cq->empty_polls < kEmptyPollsBeforeYield) ++cq->empty_polls;
+    return ENOENT;
+  }
+  cq->empty_polls = 0;
+  ibv_cq_ex* ex = ToCqEx(cq);
+  ex->wr_id = cq->current.wr_id;
+  ex->status = cq->current.status;
+  return 0;
+}
+
+void YieldIfIdle(const Cq* cq) {
+  const Context* context = ToContext(cq->base.cq.context);
+  // Read without the lock: it does not matter if it is a little old.
+  if (__atomic_load_n(&cq->empty_polls, __ATOMIC_RELAXED) >= kEmptyPollsBeforeYield &&
+      context->status->mode == abi::kEngineThreadPerCpu) {
+    sched_yield();
+  }
 }
 
 }  // namespace verbena::provider

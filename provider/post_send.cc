@@ -7,6 +7,7 @@
 
 #include "provider/doorbell.h"
 #include "provider/provider.h"
+#include "provider/send_wqe.h"
 
 namespace verbena::provider {
 namespace {
@@ -21,7 +22,8 @@ uint32_t OpcodesOf(ibv_qp_type type) {
   constexpr uint32_t kSends = Bit(IBV_WR_SEND) | Bit(IBV_WR_SEND_WITH_IMM);
   constexpr uint32_t kWrites = Bit(IBV_WR_RDMA_WRITE) | Bit(IBV_WR_RDMA_WRITE_WITH_IMM);
   constexpr uint32_t kReliable = Bit(IBV_WR_SEND_WITH_INV) | Bit(IBV_WR_RDMA_READ) |
-                                 Bit(IBV_WR_ATOMIC_CMP_AND_SWP) | Bit(IBV_WR_ATOMIC_FETCH_AND_ADD);
+                                 Bit(IBV_WR_ATOMIC_CMP_AND_SWP) | Bit(IBV_WR_ATOMIC_FETCH_AND_ADD) |
+                                 Bit(IBV_WR_LOCAL_INV) | Bit(IBV_WR_BIND_MW);
   switch (type) {
     case IBV_QPT_UD:
       return kSends;
@@ -47,11 +49,17 @@ uint32_t OpcodeOf(const ibv_send_wr& wr) {
   return opcode;
 }
 
+bool IsLocal(ibv_wr_opcode opcode) {
+  return opcode == IBV_WR_LOCAL_INV || opcode == IBV_WR_BIND_MW;
+}
+
 int CheckWr(const Qp* qp, const ibv_send_wr& wr) {
   const uint32_t opcode = OpcodeOf(wr);
   if (opcode >= 32 || (1u << opcode & OpcodesOf(qp->base.qp.qp_type)) == 0) return EINVAL;
   if ((wr.send_flags & ~kKnownFlags) != 0) return EINVAL;
   if (wr.num_sge < 0) return EINVAL;
+  if (opcode == IBV_WR_BIND_MW && !IsBindable(wr.bind_mw.mw, wr.bind_mw.bind_info)) return EINVAL;
+  if (IsLocal(wr.opcode)) return 0;  // neither data nor SGEs
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
     if (!MayBeInline(wr.opcode)) return EINVAL;
   } else if (static_cast<uint32_t>(wr.num_sge) > qp->sq.max_sge) {
@@ -77,14 +85,6 @@ int CopyInline(const Qp* qp, const ibv_send_wr& wr, uint8_t* slot, abi::SendWqe*
   return 0;
 }
 
-uint8_t WqeFlags(const Qp* qp, unsigned send_flags) {
-  unsigned flags = 0;
-  if (qp->signal_all || (send_flags & IBV_SEND_SIGNALED) != 0) flags |= abi::kWqeSignaled;
-  if ((send_flags & IBV_SEND_FENCE) != 0) flags |= abi::kWqeFence;
-  if ((send_flags & IBV_SEND_SOLICITED) != 0) flags |= abi::kWqeSolicited;
-  return static_cast<uint8_t>(flags);
-}
-
 void PutRemote(const Qp* qp, const ibv_send_wr& wr, abi::SendWqe* wqe) {
   switch (wr.opcode) {
     case IBV_WR_RDMA_WRITE:
@@ -100,6 +100,12 @@ void PutRemote(const Qp* qp, const ibv_send_wr& wr, abi::SendWqe* wqe) {
       wqe->atomic.compare_add = wr.wr.atomic.compare_add;
       // FETCH_ADD has no second operand; applications leave it undefined.
       if (wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP) wqe->atomic.swap = wr.wr.atomic.swap;
+      break;
+    case IBV_WR_LOCAL_INV:
+      wqe->imm_or_inv = wr.invalidate_rkey;
+      break;
+    case IBV_WR_BIND_MW:
+      PutBind(*wr.bind_mw.mw, wr.bind_mw.rkey, wr.bind_mw.bind_info, wqe);
       break;
     default:
       break;
@@ -126,7 +132,9 @@ int BuildWqe(const Qp* qp, const ibv_send_wr& wr, uint8_t* slot) {
     wqe.imm_or_inv = wr.imm_data;  // shares its place with invalidate_rkey
   }
   PutRemote(qp, wr, &wqe);
-  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+  if (IsLocal(wr.opcode)) {
+    wqe.num_sge = 0;
+  } else if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
     const int inline_error = CopyInline(qp, wr, slot, &wqe);
     if (inline_error != 0) return inline_error;
   } else {
@@ -138,13 +146,6 @@ int BuildWqe(const Qp* qp, const ibv_send_wr& wr, uint8_t* slot) {
   }
   memcpy(slot, &wqe, sizeof(wqe));
   return 0;
-}
-
-// True where a send may be posted: it waits in SQD and is flushed in SQE and
-// ERR. Like Linux drivers for hardware, not before RTS.
-bool MayPost(const Qp* qp) {
-  const uint32_t state = qp->state.load(std::memory_order_relaxed);
-  return state != IBV_QPS_RESET && state != IBV_QPS_INIT && state != IBV_QPS_RTR;
 }
 
 }  // namespace

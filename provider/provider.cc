@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -107,7 +108,23 @@ void SayMismatch(const Device* device, const abi::Hello& hello, const abi::Hello
   Say(text);
 }
 
-int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hello& hello) {
+enum class Opening {
+  kOwn,
+  kImport,
+  kForChild,  // without libibverbs, see ContextOfThisProcess
+};
+
+// libibverbs asks the kernel for the async descriptor of an imported context. The
+// preload, which answers that, is told here what to answer to this thread.
+int PassAsyncFd(Context* context) {
+  int* fd = &context->verbs.context.async_fd;
+  if (ioctl(context->verbs.context.cmd_fd, abi::kIoctlPassAsyncFd, *fd) != 0) return EOPNOTSUPP;
+  *fd = -1;
+  return 0;
+}
+
+int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hello& hello,
+             Opening opening) {
   abi::HelloReply reply;
   ReplyFds fds;
   int error = context->channel.SayHello(hello, mem_fd, &reply, &fds);
@@ -146,14 +163,18 @@ int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hell
       reply.attributes.num_comp_vectors > 0 ? static_cast<int>(reply.attributes.num_comp_vectors)
                                             : 1;
   FillReserve(&context->reserve, context->verbs.context.cmd_fd);
-  // Makes the command descriptor name this context, for good.
   abi::CommandFdContent content;
   const int cmd_fd = context->verbs.context.cmd_fd;
   if (pread(cmd_fd, &content, sizeof(content), 0) != sizeof(content) ||
       content.magic != abi::kCommandFdMagic || content.device_index != device->index) {
     return ENODEV;
   }
-  content.cookie = reply.cookie;
+  if (opening != Opening::kOwn) {
+    context->cookie = content.cookie;
+    return opening == Opening::kImport ? PassAsyncFd(context) : 0;
+  }
+  // Makes the command descriptor name this context, for good.
+  content.cookie = context->cookie = reply.cookie;
   if (pwrite(cmd_fd, &content, sizeof(content), 0) != sizeof(content)) return errno;
   // A seal that is missing endangers nobody but this process.
   fcntl(cmd_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
@@ -171,7 +192,7 @@ int ConnectToDaemon() {
   return fd;
 }
 
-int OpenContext(Context* context, const Device* device) {
+int OpenContext(Context* context, const Device* device, Opening opening) {
   context->fork_generation = g_fork_generation.load(std::memory_order_relaxed);
   context->on_valgrind = RunningOnValgrind();
   const char* allow = getenv("RDMAV_ALLOW_DISASSOC_DESTROY");
@@ -205,7 +226,7 @@ int OpenContext(Context* context, const Device* device) {
   const int opened =
       static_cast<int>(syscall(SYS_openat, AT_FDCWD, "/proc/self/mem", O_RDWR | O_CLOEXEC));
   const int mem_fd = KeepOffStandardFds(opened);
-  error = SayHello(context, device, mem_fd, hello);
+  error = SayHello(context, device, mem_fd, hello, opening);
   if (mem_fd >= 0) close(mem_fd);
   return error;
 }
@@ -237,31 +258,47 @@ void ReleaseContext(Context* context) {
 
 void FreeContext(ibv_context* context) { ReleaseContext(ToContext(context)); }
 
-verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
+verbs_context* OpenDevice(ibv_device* ibv, int cmd_fd, Opening opening) {
   const Device* device = Downcast<Device>(ibv);
   Context* context = static_cast<Context*>(_verbs_init_and_alloc_context(
       ibv, cmd_fd, sizeof(Context), reinterpret_cast<verbs_context*>(offsetof(Context, verbs)), 0));
   if (context == nullptr) return nullptr;
-  const int error = OpenContext(context, device);
+  const int error = OpenContext(context, device, opening);
   if (error != 0) {
     ReleaseContext(context);
     errno = error;
     return nullptr;
   }
   VerbsContextOps ops = {};
+  ops.advise_mr = AdviseMr;
+  ops.alloc_dm = AllocDm;
+  ops.alloc_mw = AllocMw;
+  ops.alloc_null_mr = AllocNullMr;
+  ops.alloc_parent_domain = AllocParentDomain;
   ops.alloc_pd = AllocPd;
+  ops.alloc_td = AllocTd;
+  ops.bind_mw = BindMw;
   ops.create_ah = CreateAh;
   ops.create_cq = CreateCq;
+  ops.create_cq_ex = CreateCqEx;
   ops.create_qp = CreateQp;
   ops.create_srq = CreateSrq;
   ops.create_srq_ex = CreateSrqEx;
+  ops.create_qp_ex = CreateQpEx;
+  ops.dealloc_mw = DeallocMw;
   ops.dealloc_pd = DeallocPd;
+  ops.dealloc_td = DeallocTd;
   ops.dereg_mr = DeregMr;
   ops.destroy_ah = DestroyAh;
   ops.destroy_cq = DestroyCq;
   ops.destroy_qp = DestroyQp;
   ops.destroy_srq = DestroySrq;
   ops.free_context = FreeContext;
+  ops.free_dm = FreeDm;
+  ops.import_dm = ImportDm;
+  ops.import_mr = ImportMr;
+  ops.import_pd = ImportPd;
+  ops.modify_cq = ModifyCq;
   ops.modify_qp = ModifyQp;
   ops.modify_srq = ModifySrq;
   ops.poll_cq = PollCq;
@@ -272,10 +309,27 @@ verbs_context* AllocContext(ibv_device* ibv, int cmd_fd, void*) {
   ops.query_port = QueryPort;
   ops.query_qp = QueryQp;
   ops.query_srq = QuerySrq;
+  ops.query_qp_data_in_order = QueryQpDataInOrder;
+  ops.query_rt_values = QueryRtValues;
+  ops.reg_dm_mr = RegDmMr;
+  ops.reg_dmabuf_mr = RegDmabufMr;
   ops.reg_mr = RegMr;
   ops.req_notify_cq = ReqNotifyCq;
+  ops.rereg_mr = ReregMr;
+  ops.resize_cq = ResizeCq;
+  ops.unimport_dm = UnimportDm;
+  ops.unimport_mr = UnimportMr;
+  ops.unimport_pd = UnimportPd;
   verbs_set_ops(&context->verbs, &ops);
   return &context->verbs;
+}
+
+verbs_context* AllocContext(ibv_device* device, int cmd_fd, void*) {
+  return OpenDevice(device, cmd_fd, Opening::kOwn);
+}
+
+verbs_context* ImportContext(ibv_device* device, int cmd_fd) {
+  return OpenDevice(device, cmd_fd, Opening::kImport);
 }
 
 // Release of the libibverbs in this process by its file name
@@ -303,12 +357,20 @@ constexpr VerbsDeviceOps kDeviceOps = {
     .static_providers = nullptr,
     .match_device = MatchDevice,
     .alloc_context = AllocContext,
-    .import_context = nullptr,
+    .import_context = ImportContext,
     .alloc_device = AllocDevice,
     .uninit_device = UninitDevice,
 };
 
-void InForkedChild() { g_fork_generation.fetch_add(1, std::memory_order_relaxed); }
+pthread_mutex_t g_children_mutex = PTHREAD_MUTEX_INITIALIZER;
+Context* g_children = nullptr;  // contexts of this forked process, by next_child
+
+void InForkedChild() {
+  g_fork_generation.fetch_add(1, std::memory_order_relaxed);
+  // Another thread of the parent may have held it.
+  g_children_mutex = PTHREAD_MUTEX_INITIALIZER;
+  g_children = nullptr;
+}
 
 __attribute__((constructor)) void Register() {
   const int release = LibraryRelease();
@@ -325,6 +387,36 @@ __attribute__((constructor)) void Register() {
 }
 
 }  // namespace
+
+Context* ContextOfThisProcess(Context* context) {
+  const uint32_t generation = g_fork_generation.load(std::memory_order_relaxed);
+  if (context->fork_generation == generation) return context;
+  pthread_mutex_lock(&g_children_mutex);
+  Context* own = g_children;
+  while (own != nullptr && own->parent != context) own = own->next_child;
+  int error = 0;
+  if (own == nullptr) {
+    own = static_cast<Context*>(calloc(1, sizeof(Context)));
+    if (own == nullptr) {
+      error = ENOMEM;
+    } else {
+      own->verbs.context.cmd_fd = context->verbs.context.cmd_fd;
+      error = OpenContext(own, Downcast<Device>(context->verbs.context.device), Opening::kForChild);
+      if (error == 0) {
+        own->parent = context;
+        own->next_child = g_children;
+        g_children = own;
+      } else {
+        // What it has opened goes with the process; that happens once at most, as
+        // applications do not go on like this.
+        own = nullptr;
+      }
+    }
+  }
+  pthread_mutex_unlock(&g_children_mutex);
+  if (error != 0) errno = error;
+  return own;
+}
 
 // The connection breaks a moment before the death of the device is announced; without that moment
 // the object would be left for good.

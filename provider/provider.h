@@ -27,6 +27,7 @@ namespace verbena::provider {
 
 struct Context;
 struct Cq;
+struct Pd;
 struct Qp;
 struct Srq;
 
@@ -63,6 +64,9 @@ struct QpTableEntry {
 struct Context {
   verbs_context verbs;
   CommandChannel channel;
+  Context* parent;  // of a forked child's own context, see ContextOfThisProcess
+  Context* next_child;
+  uint64_t cookie;  // of the context whose objects ibv_import_* names
   abi::DeviceAttributes attributes;
   abi::ContextPage* page;
   abi::WakePage* wake;
@@ -86,12 +90,40 @@ struct Context {
   bool DeviceDead() const { return channel.DeviceDead(); }
 };
 
+struct Td {
+  ibv_td base;
+  std::atomic<uint32_t> references;  // parent domains
+};
+
+// A protection domain, or a parent domain: then `protection` is the former, whose
+// handle it has too.
 struct Pd {
   ibv_pd base;
+  Pd* protection;
+  Td* td;
+  std::atomic<uint32_t> references;  // parent domains; of one: QPs with memory of its allocator
+  void* (*alloc)(ibv_pd* pd, void* pd_context, size_t size, size_t alignment, uint64_t type);
+  void (*free)(ibv_pd* pd, void* pd_context, void* pointer, uint64_t type);
+  void* pd_context;
 };
 
 struct Mr {
   VerbsMr base;
+  // Of a dma-buf: where this provider has mapped it.
+  void* mapping;
+  size_t mapping_bytes;
+};
+
+struct Mw {
+  ibv_mw base;
+};
+
+struct Dm {
+  VerbsDm base;
+  Context* owner;   // whose command channel knows it
+  uint8_t* memory;  // mapped by this process
+  size_t length;
+  size_t mapped_bytes;
 };
 
 struct Ah {
@@ -108,6 +140,10 @@ struct Cq {
   uint32_t empty_polls;
   Qp* senders;    // QPs with this send CQ, by Qp::sq
   Qp* receivers;  // QPs with this receive CQ, by Qp::rq
+  // ibv_start_poll … ibv_end_poll: the completion that is looked at.
+  ibv_wc current;
+  uint64_t current_ns;
+  bool single_threaded;  // constant; the lock is not taken by those
   // Constant:
   abi::CqRecord* record;
   uint32_t slot;
@@ -141,6 +177,17 @@ struct Srq {
   uint32_t generation;
 };
 
+// What ibv_wr_* is building, from wr_start (which takes sq.lock) to wr_complete
+// or wr_abort. Slots are invisible to the device until the producer index says
+// otherwise, so the WQEs are built in their places.
+struct WrBuilder {
+  uint32_t allowed;  // enum ibv_qp_create_send_ops_flags
+  uint32_t head;     // WQEs posted and begun
+  uint32_t tail;
+  int error;          // the first; nothing is posted then
+  abi::SendWqe* wqe;  // the newest, or NULL
+};
+
 struct Qp {
   VerbsQp base;
   WorkQueue sq;
@@ -156,6 +203,9 @@ struct Qp {
   // QP to ERR and SQE by itself.
   std::atomic<uint32_t> state;
   ibv_qp_cap cap;
+  WrBuilder builder;
+  uint64_t* wr_ids;  // of both queues
+  Pd* domain;        // parent domain whose allocator gave wr_ids, or NULL
 };
 
 template <typename To, typename From>
@@ -168,6 +218,9 @@ inline Context* ToContext(ibv_context* context) {
                                     offsetof(Context, verbs.context));
 }
 inline Cq* ToCq(ibv_cq* cq) { return Downcast<Cq>(cq); }
+inline Cq* ToCq(ibv_cq_ex* cq) { return Downcast<Cq>(cq); }
+inline Pd* ToPd(ibv_pd* pd) { return Downcast<Pd>(pd); }
+inline ibv_cq_ex* ToCqEx(Cq* cq) { return reinterpret_cast<ibv_cq_ex*>(cq); }
 inline Qp* ToQp(ibv_qp* qp) { return Downcast<Qp>(qp); }
 inline Srq* ToSrq(ibv_srq* srq) { return Downcast<Srq>(srq); }
 
@@ -180,6 +233,11 @@ inline bool Unusable(const Context* context) {
   return context->fork_generation != g_fork_generation.load(std::memory_order_relaxed) ||
          context->DeviceDead();
 }
+
+// The context by which a forked child of its opener has objects that are no part
+// of the parent's: one of its own, made when it is first needed. The context
+// itself in the process that opened it. NULL with errno.
+Context* ContextOfThisProcess(Context* context);
 
 // An errno of a destroy command, 0 if the object is to be freed nevertheless.
 int DestroyResult(const Context* context, int error);
@@ -198,6 +256,40 @@ ibv_pd* AllocPd(ibv_context* context);
 int DeallocPd(ibv_pd* pd);
 ibv_mr* RegMr(ibv_pd* pd, void* address, size_t length, uint64_t iova, int access);
 int DeregMr(VerbsMr* mr);
+// 0, or why a region cannot be like this (EINVAL, EOPNOTSUPP, EFAULT, EIO).
+int CheckRegion(const Context* context, uint64_t address, uint64_t length, unsigned access);
+unsigned DeviceAccess(unsigned access);  // the rights that the device knows
+// domain.cc
+ibv_td* AllocTd(ibv_context* context, ibv_td_init_attr* attr);
+int DeallocTd(ibv_td* td);
+ibv_pd* AllocParentDomain(ibv_context* context, ibv_parent_domain_init_attr* attr);
+int DeallocParentDomain(Pd* domain);
+// Zeroed, by the domain's allocator if it has one and wants to; then *domain is
+// set, else NULL.
+void* AllocFrom(ibv_pd* pd, size_t bytes, Pd** domain);
+void FreeTo(Pd* domain, void* memory);
+// memory.cc
+ibv_mr* AllocNullMr(ibv_pd* pd);
+int ReregMr(VerbsMr* mr, int flags, ibv_pd* pd, void* address, size_t length, int access);
+int AdviseMr(ibv_pd* pd, ibv_advise_mr_advice advice, uint32_t flags, ibv_sge* sges,
+             uint32_t count);
+ibv_mr* RegDmabufMr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+ibv_dm* AllocDm(ibv_context* context, ibv_alloc_dm_attr* attr);
+int FreeDm(ibv_dm* dm);
+ibv_mr* RegDmMr(ibv_pd* pd, ibv_dm* dm, uint64_t offset, size_t length, unsigned int access);
+// import.cc
+ibv_pd* ImportPd(ibv_context* context, uint32_t handle);
+void UnimportPd(ibv_pd* pd);
+ibv_mr* ImportMr(ibv_pd* pd, uint32_t handle);
+void UnimportMr(ibv_mr* mr);
+ibv_dm* ImportDm(ibv_context* context, uint32_t handle);
+void UnimportDm(ibv_dm* dm);
+void InitDm(Dm* dm, ibv_context* context, Context* owner, uint32_t handle, uint8_t* memory,
+            size_t length);
+// mw.cc
+ibv_mw* AllocMw(ibv_pd* pd, ibv_mw_type type);
+int DeallocMw(ibv_mw* mw);
+int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind);
 // ah.cc
 ibv_ah* CreateAh(ibv_pd* pd, ibv_ah_attr* attr);
 int DestroyAh(ibv_ah* ah);
@@ -205,19 +297,37 @@ abi::AhAttr ToAbi(const ibv_ah_attr& attr);
 ibv_ah_attr FromAbi(const abi::AhAttr& attr);
 // cq.cc
 ibv_cq* CreateCq(ibv_context* context, int cqe, ibv_comp_channel* channel, int comp_vector);
+// `flags`: abi::CqFlags. NULL with errno.
+Cq* CreateCqWith(ibv_context* context, int cqe, ibv_comp_channel* channel, int comp_vector,
+                 uint32_t flags);
 int DestroyCq(ibv_cq* cq);
 int ReqNotifyCq(ibv_cq* cq, int solicited_only);
+int ResizeCq(ibv_cq* cq, int cqe);
+int ModifyCq(ibv_cq* cq, ibv_modify_cq_attr* attr);
+// cq_ex.cc
+ibv_cq_ex* CreateCqEx(ibv_context* context, ibv_cq_init_attr_ex* attr);
+int QueryRtValues(ibv_context* context, ibv_values_ex* values);
 // poll_cq.cc
 int PollCq(ibv_cq* cq, int num_entries, ibv_wc* wc);
+// One completion into cq->current, with the CQ locked. 0, ENOENT or EIO.
+int NextCompletion(Cq* cq);
+// After a poll in vain, without the lock: gives the CPU up if that has become usual.
+void YieldIfIdle(const Cq* cq);
 // qp.cc
 ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr);
 int DestroyQp(ibv_qp* qp);
+ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr);
 // srq.cc
 ibv_srq* CreateSrq(ibv_pd* pd, ibv_srq_init_attr* attr);
 ibv_srq* CreateSrqEx(ibv_context* context, ibv_srq_init_attr_ex* attr);
 int ModifySrq(ibv_srq* srq, ibv_srq_attr* attr, int mask);
 int QuerySrq(ibv_srq* srq, ibv_srq_attr* attr);
 int DestroySrq(ibv_srq* srq);
+// qp_ex.cc
+// 0, or EOPNOTSUPP if a QP of that type does not have all of `ops`.
+int CheckSendOps(ibv_qp_type type, uint64_t ops);
+void MakeExtended(Qp* qp, uint64_t ops);
+int QueryQpDataInOrder(ibv_qp* qp, ibv_wr_opcode opcode, uint32_t flags);
 // modify_qp.cc
 int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask);
 int QueryQp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init_attr);

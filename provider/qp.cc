@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "provider/provider.h"
 
@@ -36,11 +37,22 @@ int InitQueue(WorkQueue* queue, uint32_t capacity, uint32_t max_sge, uint32_t ne
   if (queue->ring.stride < needed_stride) return EIO;
   queue->capacity = capacity < queue->ring.slots ? capacity : queue->ring.slots;
   queue->max_sge = max_sge;
-  queue->wr_ids = static_cast<uint64_t*>(calloc(queue->ring.slots, sizeof(uint64_t)));
-  return queue->wr_ids == nullptr ? ENOMEM : 0;
+  return 0;
 }
 
-int Adopt(Context* context, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* fds) {
+// The arrays of both queues in one piece.
+int AllocateWrIds(ibv_pd* pd, Qp* qp) {
+  const size_t count = size_t{qp->sq.ring.slots} + qp->rq.ring.slots;
+  if (count == 0) return 0;
+  uint64_t* ids = static_cast<uint64_t*>(AllocFrom(pd, count * sizeof(uint64_t), &qp->domain));
+  if (ids == nullptr) return ENOMEM;
+  qp->wr_ids = ids;
+  qp->sq.wr_ids = ids;
+  qp->rq.wr_ids = ids + qp->sq.ring.slots;
+  return 0;
+}
+
+int Adopt(Context* context, ibv_pd* pd, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* fds) {
   int fd_index = 0;
   int error = MapRing(context, reply.sq, fds, &fd_index, 64, &qp->sq.ring);
   if (error != 0) return error;
@@ -57,6 +69,7 @@ int Adopt(Context* context, Qp* qp, const abi::CreateQpReply& reply, ReplyFds* f
   if (error != 0) return error;
   error = InitQueue(&qp->rq, reply.caps.max_recv_wr, reply.caps.max_recv_sge,
                     abi::RecvStride(reply.caps.max_recv_sge));
+  if (error == 0) error = AllocateWrIds(pd, qp);
   if (error != 0) return error;
   qp->slot = reply.handle;
   qp->generation = reply.generation;
@@ -101,16 +114,15 @@ void Withdraw(Context* context, Qp* qp) {
 }
 
 void Free(Qp* qp) {
-  free(qp->sq.wr_ids);
-  free(qp->rq.wr_ids);
+  FreeTo(qp->domain, qp->wr_ids);
   free(qp);
 }
 
-int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) {
+int Create(Context* context, Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   abi::CreateQpRequest request = {};
   abi::CreateQpReply reply = {};
   request.header.op = abi::kCmdCreateQp;
-  request.pd = pd;
+  request.pd = pd->handle;
   request.send_cq = attr.send_cq->handle;
   request.recv_cq = attr.recv_cq->handle;
   request.type = attr.qp_type;
@@ -123,7 +135,7 @@ int Create(Context* context, Qp* qp, uint32_t pd, const ibv_qp_init_attr& attr) 
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, -1, &fds);
   if (error != 0) return error;
-  error = Adopt(context, qp, reply, &fds);
+  error = Adopt(context, pd, qp, reply, &fds);
   if (error != 0) {
     abi::DestroyReply ignored = {};
     DestroyOnDevice(context, reply.handle, &ignored);
@@ -149,9 +161,8 @@ void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   pthread_cond_init(&ibv->cond, nullptr);
 }
 
-}  // namespace
-
-ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
+// `ops`: of an ibv_qp_ex, or NULL.
+ibv_qp* CreateQpWith(ibv_pd* pd, ibv_qp_init_attr* attr, const uint64_t* ops) {
   Context* context = ToContext(pd->context);
   if (attr->send_cq == nullptr || attr->recv_cq == nullptr) {
     errno = EINVAL;
@@ -162,7 +173,7 @@ ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   qp->send_cq = ToCq(attr->send_cq);
   qp->recv_cq = ToCq(attr->recv_cq);
   qp->signal_all = attr->sq_sig_all != 0;
-  const int error = Create(context, qp, pd->handle, *attr);
+  const int error = Create(context, qp, pd, *attr);
   if (error != 0) {
     Free(qp);
     errno = error;
@@ -170,8 +181,42 @@ ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   }
   FillHandle(qp, pd, *attr);
   attr->cap = qp->cap;
+  if (ops != nullptr) MakeExtended(qp, *ops);
   Publish(context, qp);
   return &qp->base.qp;
+}
+
+}  // namespace
+
+ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) { return CreateQpWith(pd, attr, nullptr); }
+
+ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
+  constexpr uint32_t kMask =
+      IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+  const bool extended = (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0;
+  int error = 0;
+  if ((attr->comp_mask & ~kMask) != 0) {
+    error = EOPNOTSUPP;
+  } else if ((attr->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 || attr->pd == nullptr ||
+             attr->pd->context != context) {
+    error = EINVAL;
+  } else if ((attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 && attr->create_flags != 0) {
+    error = EOPNOTSUPP;
+  } else if (extended) {
+    error = CheckSendOps(attr->qp_type, attr->send_ops_flags);
+  }
+  if (error != 0) {
+    errno = error;
+    return nullptr;
+  }
+  // The extended attributes begin with the plain ones.
+  static_assert(offsetof(ibv_qp_init_attr_ex, sq_sig_all) ==
+                offsetof(ibv_qp_init_attr, sq_sig_all));
+  ibv_qp_init_attr plain = {};
+  memcpy(&plain, attr, offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(plain.sq_sig_all));
+  ibv_qp* qp = CreateQpWith(attr->pd, &plain, extended ? &attr->send_ops_flags : nullptr);
+  if (qp != nullptr) attr->cap = plain.cap;
+  return qp;
 }
 
 int DestroyQp(ibv_qp* ibv) {

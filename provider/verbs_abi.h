@@ -55,7 +55,7 @@ struct VerbsDeviceOps {
   const void* static_providers;
   bool (*match_device)(VerbsSysfsDev* sysfs_dev);
   verbs_context* (*alloc_context)(ibv_device* device, int cmd_fd, void* priv);
-  void* import_context;
+  verbs_context* (*import_context)(ibv_device* device, int cmd_fd);
   VerbsDevice* (*alloc_device)(VerbsSysfsDev* sysfs_dev);
   void (*uninit_device)(VerbsDevice* device);
 };
@@ -86,6 +86,13 @@ struct VerbsMr {
 };
 static_assert(offsetof(VerbsMr, access) == 52);
 static_assert(sizeof(VerbsMr) == 56);
+
+// VerbsMr::mr_type, ours: libibverbs only wants plain regions to be 0.
+inline constexpr int kMrTypePlain = 0;
+inline constexpr int kMrTypeNull = 1;
+inline constexpr int kMrTypeImported = 2;
+inline constexpr int kMrTypeDmabuf = 3;
+inline constexpr int kMrTypeDm = 4;
 
 struct VerbsDm {
   ibv_dm dm;

@@ -53,6 +53,17 @@ struct AtomicOperation {
   uint64_t compare = 0;
 };
 
+// A memory window gets a new key, which has the window's index, and opens onto a
+// part of a region; or, with length 0, onto nothing.
+struct WindowBind {
+  uint32_t window = 0;  // any key that it had
+  uint32_t new_key = 0;
+  uint32_t region_key = 0;  // lkey
+  uint32_t access = 0;      // AccessFlag
+  uint64_t address = 0;
+  uint64_t length = 0;
+};
+
 class MemoryPort {
  public:
   virtual ~MemoryPort() = default;
@@ -79,6 +90,9 @@ class MemoryPort {
   // SEND with invalidate / local invalidate. kBadKey or kNoRight if the key is
   // not one that may be invalidated (only type 2 memory windows may).
   virtual MemoryStatus Invalidate(uint32_t rkey) = 0;
+
+  // kOk, or why the window cannot be bound like this (MW_BIND_ERR).
+  virtual MemoryStatus Bind(const WindowBind&) { return MemoryStatus::kBadKey; }
 };
 
 }  // namespace verbena::transport

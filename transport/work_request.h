@@ -29,6 +29,7 @@ struct SendRequest {
   // completes in its turn with this status and stops the QP.
   WcStatus malformed = WcStatus::kSuccess;
   uint32_t imm_or_inv = 0;  // kLocalInv: the rkey to invalidate
+  // kBindMw has its operands here too, see BindOf().
   uint64_t remote_address = 0;
   uint32_t rkey = 0;
   uint64_t compare_add = 0;
@@ -41,6 +42,17 @@ struct SendRequest {
   std::span<const MemorySegment> sges;
   std::span<const std::byte> inline_data;
 };
+
+// Where a BIND_MW request keeps what it asks for.
+constexpr WindowBind BindOf(uint32_t imm_or_inv, uint64_t remote_address, uint32_t rkey,
+                            uint64_t compare_add, uint64_t swap) {
+  return {.window = imm_or_inv,
+          .new_key = rkey,
+          .region_key = static_cast<uint32_t>(swap),
+          .access = static_cast<uint32_t>(swap >> 32),
+          .address = remote_address,
+          .length = compare_add};
+}
 
 // A receive WQE, copied and validated.
 struct RecvRequest {

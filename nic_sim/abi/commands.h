@@ -101,6 +101,7 @@ struct DeviceAttributes {
   uint64_t page_size_cap;
   uint64_t max_msg_size;
   uint64_t device_cap_flags;
+  uint64_t max_dm_size;
   uint32_t vendor_id;
   uint32_t vendor_part_id;
   uint32_t hw_ver;
@@ -131,7 +132,7 @@ struct DeviceAttributes {
   uint32_t num_comp_vectors;
   char fw_version[32];
 };
-static_assert(sizeof(DeviceAttributes) == 192);
+static_assert(sizeof(DeviceAttributes) == 200);
 
 // Reply to Hello. `error` 0: descriptors are, in this order: context memfd,
 // wake page memfd, status page memfd (read-only), read end of the async event
@@ -176,6 +177,19 @@ enum CommandOp : uint16_t {
   kCmdOpenXrcd = 40,
   kCmdCloseXrcd,
   kCmdOpenQp,  // an XRC_RECV QP of this domain, by its number
+  kCmdReregMr = 64,
+  kCmdAllocNullMr,  // HandleRequest with handle = PD, RegMrReply
+  kCmdQueryMr,      // HandleRequest with handle = lkey
+  kCmdAllocMw,
+  kCmdDeallocMw,
+  kCmdAllocDm,
+  kCmdFreeDm,
+  kCmdImportPd,
+  kCmdImportMr,
+  kCmdImportDm,
+  kCmdResizeCq = 80,
+  kCmdFinishCqResize,  // HandleRequest with handle = CQ
+  kCmdModifyCq,
 };
 
 // "None" where a request names an object that need not be.
@@ -222,6 +236,63 @@ struct RegMrReply {
   uint32_t reserved;
 };
 
+// Bits of enum ibv_rereg_mr_flags: 1 the range (address, length, iova), 2 the PD,
+// 4 the rights. The keys stay.
+struct ReregMrRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t flags;
+  uint32_t pd;
+  uint32_t access;
+  uint64_t address;
+  uint64_t length;
+  uint64_t iova;
+};
+
+// What a key names, for QueryMr (of a PD of this context) and ImportMr.
+struct QueryMrReply {
+  ReplyHeader header;
+  uint32_t handle;
+  uint32_t pd;
+  uint32_t access;
+  uint32_t reserved;
+  uint64_t address;
+  uint64_t length;
+  uint64_t iova;
+};
+
+struct AllocMwRequest {
+  CommandHeader header;
+  uint32_t pd;
+  uint32_t type;  // 1 or 2
+};
+
+// Memory of the device. The application makes the memfd that backs it and sends
+// it, to be had by who imports it; the device keeps the account, of max_dm_size
+// over all users, and copies from and to it as it does with other memory.
+struct AllocDmRequest {
+  CommandHeader header;
+  uint64_t length;  // > 0, at most the size of the memfd
+};
+// ImportDm: the memfd comes with it.
+struct DmReply {
+  ReplyHeader header;
+  uint32_t handle;
+  uint32_t reserved;
+  uint64_t length;
+};
+
+// An object of the context that `cookie` names (CommandFdContent), which must be
+// of the same user and NIC. The handle is the importer's own from then on; it is
+// given back with the command that destroys such an object, and the object
+// itself lives as long as its own context.
+struct ImportRequest {
+  CommandHeader header;
+  uint64_t cookie;
+  uint32_t handle;
+  uint32_t pd;  // ImportMr: a PD of the importer, the one that the MR is of
+};
+
 // Where a ring lies. If the segment is new to this context, its memfd comes
 // with the reply (descriptors in the order of the rings in the reply, one per
 // new segment); the client maps it whole and may then close it. A client that
@@ -244,13 +315,39 @@ struct CreateCqRequest {
   uint32_t comp_vector;
   uint64_t user_handle;  // echoed in completion and async events
   uint32_t has_channel;
-  uint32_t reserved;
+  uint32_t flags;  // CqFlags
+};
+enum CqFlags : uint32_t {
+  // A CQE that finds the ring full takes the place of the oldest, without an
+  // event. Who asks for that sees to it that there is room.
+  kCqIgnoreOverrun = 1 << 0,
 };
 struct CreateCqReply {
   ReplyHeader header;
   uint32_t handle;  // = CQ slot
   uint32_t cqe;     // usable entries
   RingLocation ring;
+};
+
+// The reply has a second ring, into which the device has moved the CQEs that are
+// not consumed, each to the slot of its number, and into which it writes from now
+// on. The first one stays as it is until FinishCqResize, which is sent when
+// nobody reads it any more. EINVAL: there are more CQEs than that; EBUSY: the
+// last resize is not finished.
+struct ResizeCqRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t cqe;
+};
+
+// Completion events of an armed CQ wait until so many CQEs are there or so much
+// time has passed since the first of them. 0 and 0: they do not wait.
+struct ModifyCqRequest {
+  CommandHeader header;
+  uint32_t handle;
+  uint32_t count;
+  uint32_t period_us;
+  uint32_t reserved;
 };
 
 // Events that were written for the destroyed object: the provider waits until
@@ -476,6 +573,9 @@ struct CommandFdContent {
 };
 static_assert(sizeof(CommandFdContent) == 64);
 inline constexpr uint64_t kCommandFdMagic = 0x5645524245414246ull;
+// ioctl(2) on such a descriptor, answered by the preload: the thread's next
+// request of the kernel's to allocate an async event descriptor gets this one.
+inline constexpr unsigned long kIoctlPassAsyncFd = 0x56420001ul;
 
 // Device numbers that the preload reports: uverbsN is 231:(192 + N).
 inline constexpr uint32_t kUverbsMajor = 231;

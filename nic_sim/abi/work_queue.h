@@ -41,8 +41,9 @@ struct SendWqe {
   uint64_t remote_address;
   uint32_t rkey;
   uint32_t inline_bytes;  // with kWqeInline, else MBZ
-  // Atomics: compare_add and swap in host order. UD and XRC: the other views.
-  // An XRC atomic has its SRQ number in imm_or_inv.
+  // Atomics: compare_add and swap in host order. UD, XRC and BIND_MW: the other
+  // views. An XRC atomic has its SRQ number in imm_or_inv; BIND_MW its new key in
+  // `rkey`, the start in `remote_address`, the window's handle in imm_or_inv.
   union {
     struct {
       uint64_t compare_add;
@@ -58,6 +59,11 @@ struct SendWqe {
       uint32_t remote_srqn;
       uint32_t reserved[3];
     } xrc;
+    struct {
+      uint64_t length;  // 0: the window is unbound
+      uint32_t lkey;
+      uint32_t access;
+    } bind;
   };
 };
 static_assert(sizeof(SendWqe) == 48);

@@ -35,8 +35,46 @@ int DeregMr(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
   return call.context->DeregMr(request.handle);
 }
 
+int ReregMr(Call& call, const abi::ReregMrRequest& request, abi::HandleReply*) {
+  return call.context->ReregMr(request);
+}
+int AllocNullMr(Call& call, const abi::HandleRequest& request, abi::RegMrReply* reply) {
+  return call.context->AllocNullMr(request.handle, reply);
+}
+int QueryMr(Call& call, const abi::HandleRequest& request, abi::QueryMrReply* reply) {
+  return call.context->QueryMr(request.handle, reply);
+}
+int AllocMw(Call& call, const abi::AllocMwRequest& request, abi::HandleReply* reply) {
+  return call.context->AllocMw(request, &reply->handle);
+}
+int DeallocMw(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DeallocMw(request.handle);
+}
+int AllocDm(Call& call, const abi::AllocDmRequest& request, abi::DmReply* reply) {
+  if (call.fds.size() != 1) return EINVAL;
+  reply->length = request.length;
+  return call.context->AllocDm(request, call.fds[0].release(), &reply->handle);
+}
+int FreeDm(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->FreeDm(request.handle);
+}
+int ImportPd(Call& call, const abi::ImportRequest& request, abi::HandleReply* reply) {
+  reply->handle = request.handle;
+  return call.context->ImportPd(request);
+}
+int ImportMr(Call& call, const abi::ImportRequest& request, abi::QueryMrReply* reply) {
+  return call.context->ImportMr(request, reply);
+}
+int ImportDm(Call& call, const abi::ImportRequest& request, abi::DmReply* reply) {
+  int fd = -1;
+  reply->handle = request.handle;
+  const int error = call.context->ImportDm(request, &reply->length, &fd);
+  if (error == 0) call.result->fds.emplace_back(fd);
+  return error;
+}
+
 int CreateCq(Call& call, const abi::CreateCqRequest& request, abi::CreateCqReply* reply) {
-  if (request.has_channel > 1 || request.reserved != 0 || call.fds.size() != request.has_channel) {
+  if (request.has_channel > 1 || call.fds.size() != request.has_channel) {
     return EINVAL;
   }
   UniqueFd channel;
@@ -66,6 +104,17 @@ int DestroyCq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* 
     call.result->cq = request.handle;
   }
   return error;
+}
+
+int ResizeCq(Call& call, const abi::ResizeCqRequest& request, abi::CreateCqReply* reply) {
+  SegmentFds segments;
+  return TakeSegments(call.context->ResizeCq(request, reply, &segments), segments, call.result);
+}
+int FinishCqResize(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->FinishCqResize(request.handle);
+}
+int ModifyCq(Call& call, const abi::ModifyCqRequest& request, abi::HandleReply*) {
+  return call.context->ModifyCq(request);
 }
 
 int CreateQp(Call& call, const abi::CreateQpRequest& request, abi::CreateQpReply* reply) {
@@ -179,6 +228,32 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&QuerySrq>::kCommand;
     case abi::kCmdDestroySrq:
       return &RowOf<&DestroySrq>::kCommand;
+    case abi::kCmdReregMr:
+      return &RowOf<&ReregMr>::kCommand;
+    case abi::kCmdAllocNullMr:
+      return &RowOf<&AllocNullMr>::kCommand;
+    case abi::kCmdQueryMr:
+      return &RowOf<&QueryMr>::kCommand;
+    case abi::kCmdAllocMw:
+      return &RowOf<&AllocMw>::kCommand;
+    case abi::kCmdDeallocMw:
+      return &RowOf<&DeallocMw>::kCommand;
+    case abi::kCmdAllocDm:
+      return &RowOf<&AllocDm>::kCommand;
+    case abi::kCmdFreeDm:
+      return &RowOf<&FreeDm>::kCommand;
+    case abi::kCmdImportPd:
+      return &RowOf<&ImportPd>::kCommand;
+    case abi::kCmdImportMr:
+      return &RowOf<&ImportMr>::kCommand;
+    case abi::kCmdImportDm:
+      return &RowOf<&ImportDm>::kCommand;
+    case abi::kCmdResizeCq:
+      return &RowOf<&ResizeCq>::kCommand;
+    case abi::kCmdFinishCqResize:
+      return &RowOf<&FinishCqResize>::kCommand;
+    case abi::kCmdModifyCq:
+      return &RowOf<&ModifyCq>::kCommand;
     default:
       return nullptr;
   }

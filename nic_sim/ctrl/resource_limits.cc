@@ -10,9 +10,13 @@ namespace {
 
 // enum ibv_device_cap_flags.
 constexpr uint64_t kCurrentQpStateMod = 1 << 7;
+constexpr uint64_t kPortActiveEvent = 1 << 10;
 constexpr uint64_t kSysImageGuid = 1 << 11;
 constexpr uint64_t kRcRnrNakGen = 1 << 12;
 constexpr uint64_t kSrqResize = 1 << 13;
+constexpr uint64_t kMemWindow = 1 << 17;
+constexpr uint64_t kMemMgtExtensions = 1 << 21;  // LOCAL_INV, SEND_INV
+constexpr uint64_t kMemWindowType2B = 1 << 24;
 constexpr uint32_t kAtomicHca = 1;  // enum ibv_atomic_cap
 
 // Not registered to anyone, so that no software takes the device for another.
@@ -28,7 +32,8 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_mr_size = ~uint64_t{0};
   a.page_size_cap = 0xfffff000;
   a.max_msg_size = kMaxMessageBytes;
-  a.device_cap_flags = kCurrentQpStateMod | kSysImageGuid | kRcRnrNakGen | kSrqResize;
+  a.device_cap_flags = kCurrentQpStateMod | kPortActiveEvent | kSysImageGuid | kRcRnrNakGen |
+                       kSrqResize | kMemWindow | kMemMgtExtensions | kMemWindowType2B;
   a.vendor_id = kVendorId;
   a.vendor_part_id = kVendorPartId;
   a.hw_ver = 1;
@@ -40,6 +45,8 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_cq = kMaxCq;
   a.max_cqe = kMaxCqe;
   a.max_mr = kMaxMr;
+  a.max_mw = kMaxMw;
+  a.max_dm_size = kMaxDmBytes;
   a.max_pd = kMaxPd;
   a.max_ah = kMaxAh;
   a.max_srq = kMaxSrq;

@@ -15,12 +15,16 @@ inline constexpr uint32_t kMaxNics = 64;
 inline constexpr uint32_t kMaxQp = 16384;
 inline constexpr uint32_t kMaxCq = 16384;
 inline constexpr uint32_t kMaxMr = 131072;
+inline constexpr uint32_t kMaxMw = 131072;
 inline constexpr uint32_t kMaxPd = 16384;
 inline constexpr uint32_t kMaxAh = 131072;
 inline constexpr uint32_t kMaxSrq = 16384;
 inline constexpr uint32_t kMaxSrqWr = 16384;
 inline constexpr uint32_t kMaxQpWr = 16384;
 inline constexpr uint32_t kMaxCqe = 1u << 20;
+inline constexpr uint32_t kMaxCqModeration = 0xffff;  // CQEs, microseconds
+inline constexpr uint64_t kMaxDmBytes = uint64_t{16} << 20;
+inline constexpr uint32_t kMaxDm = 4096;
 inline constexpr uint32_t kMaxSge = 32;
 inline constexpr uint32_t kMaxInline = 512;
 inline constexpr uint32_t kMaxRdAtomic = 16;
@@ -37,6 +41,9 @@ struct UserLimits {
   uint32_t qps;
   uint32_t cqs;
   uint32_t mrs;
+  uint32_t mws;
+  uint32_t dms;  // pieces of device memory, a descriptor each
+  uint64_t dm_bytes;
   uint32_t ahs;
   uint32_t srqs;
   uint32_t channels;    // completion channels, a descriptor or two each; of the daemon
@@ -49,6 +56,9 @@ inline constexpr UserLimits kOwnerLimits = {
     .qps = kMaxQp,
     .cqs = kMaxCq,
     .mrs = kMaxMr,
+    .mws = kMaxMw,
+    .dms = kMaxDm,
+    .dm_bytes = kMaxDmBytes,
     .ahs = kMaxAh,
     .srqs = kMaxSrq,
     .channels = 1u << 20,
@@ -61,6 +71,9 @@ inline constexpr UserLimits kOtherUserLimits = {
     .qps = kMaxQp / 4,
     .cqs = kMaxCq / 4,
     .mrs = kMaxMr / 4,
+    .mws = kMaxMw / 4,
+    .dms = kMaxDm / 16,
+    .dm_bytes = kMaxDmBytes / 4,
     .ahs = kMaxAh / 4,
     .srqs = kMaxSrq / 4,
     .channels = 1024,

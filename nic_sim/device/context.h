@@ -10,8 +10,10 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -98,10 +100,33 @@ class Context {
   virtual int DeallocPd(uint32_t handle) = 0;
   virtual int RegMr(const abi::RegMrRequest& request, abi::RegMrReply* reply) = 0;
   virtual int DeregMr(uint32_t handle) = 0;
+  virtual int ReregMr(const abi::ReregMrRequest&) { return EOPNOTSUPP; }
+  virtual int AllocNullMr(uint32_t /*pd*/, abi::RegMrReply*) { return EOPNOTSUPP; }
+  virtual int QueryMr(uint32_t /*lkey*/, abi::QueryMrReply*) { return EOPNOTSUPP; }
+  virtual int AllocMw(const abi::AllocMwRequest&, uint32_t* /*rkey*/) { return EOPNOTSUPP; }
+  virtual int DeallocMw(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  // `fd` is taken over.
+  virtual int AllocDm(const abi::AllocDmRequest&, int fd, uint32_t* /*handle*/) {
+    close(fd);
+    return EOPNOTSUPP;
+  }
+  virtual int FreeDm(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  // Of another context of this user and NIC.
+  virtual int ImportPd(const abi::ImportRequest&) { return EOPNOTSUPP; }
+  virtual int ImportMr(const abi::ImportRequest&, abi::QueryMrReply*) { return EOPNOTSUPP; }
+  // *fd is the caller's.
+  virtual int ImportDm(const abi::ImportRequest&, uint64_t* /*length*/, int* /*fd*/) {
+    return EOPNOTSUPP;
+  }
   // `channel_fd`: write end of the completion channel or -1; taken over.
   virtual int CreateCq(const abi::CreateCqRequest& request, int channel_fd,
                        abi::CreateCqReply* reply, SegmentFds* fds) = 0;
   virtual int DestroyCq(uint32_t handle, abi::DestroyReply* reply) = 0;
+  virtual int ResizeCq(const abi::ResizeCqRequest&, abi::CreateCqReply*, SegmentFds*) {
+    return EOPNOTSUPP;
+  }
+  virtual int FinishCqResize(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  virtual int ModifyCq(const abi::ModifyCqRequest&) { return EOPNOTSUPP; }
   virtual int CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
                        SegmentFds* fds) = 0;
   virtual int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) = 0;

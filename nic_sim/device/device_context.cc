@@ -33,11 +33,13 @@ DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, u
       memory_(std::move(page)),
       page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
       rings_("verbena-" + std::to_string(cookie), &shard.ring_budget()),
-      source_{.page = page_, .qps = &qps_} {
+      source_{.page = page_, .qps = &qps_, .events = this} {
   shard_.AddSource(&source_);
+  share_.contexts.emplace(cookie_, this);
 }
 
 DeviceContext::~DeviceContext() {
+  share_.contexts.erase(cookie_);
   shard_.RemoveSource(&source_);
   for (Qp* qp : qps_) {
     if (qp != nullptr) DeleteQp(qp);
@@ -47,12 +49,12 @@ DeviceContext::~DeviceContext() {
     shard_.ForgetCq(*cq);
     --share_.cq_count;
   }
-  for (const uint32_t key : mrs_) share_.regions.Deregister(key);
+  FreeMemoryObjects();
   for (const auto& srq : srqs_) {
     if (srq != nullptr) --share_.srq_count;
   }
   share_.ah_count -= static_cast<uint32_t>(ahs_.size());
-  share_.pd_count -= static_cast<uint32_t>(pds_.size());
+  share_.pd_count -= static_cast<uint32_t>(pds_.size() - imported_pds_.size());
   close(client_.async_write_fd);
 }
 
@@ -71,7 +73,7 @@ int DeviceContext::DeallocPd(uint32_t handle) {
   if (found == pds_.end()) return EINVAL;
   if (found->second != 0) return EBUSY;
   pds_.erase(found);
-  --share_.pd_count;
+  if (imported_pds_.erase(handle) == 0) --share_.pd_count;
   return 0;
 }
 
@@ -87,7 +89,7 @@ int DeviceContext::RegMr(const abi::RegMrRequest& request, abi::RegMrReply* repl
                       .key = 0,
                       .owner = cookie_};
   uint32_t key = 0;
-  if (share_.regions.size() >= limits_.mrs) return ENOMEM;
+  if (share_.regions.size() - share_.regions.window_count() >= limits_.mrs) return ENOMEM;
   if (const int error = share_.regions.Register(region, &key); error != 0) return error;
   mrs_.insert(key);
   ++pd->second;
@@ -99,6 +101,7 @@ int DeviceContext::DeregMr(uint32_t handle) {
   const auto found = mrs_.find(handle);
   if (found == mrs_.end()) return EINVAL;
   const Region* region = share_.regions.Find(handle);
+  if (region != nullptr && region->windows != 0) return EBUSY;
   if (region != nullptr) --pds_[region->pd];
   share_.regions.Deregister(handle);
   mrs_.erase(found);
@@ -144,6 +147,7 @@ int DeviceContext::CreateCq(const abi::CreateCqRequest& request, int channel_fd,
   if (request.cqe == 0 || request.cqe > limits.max_cqe) return EINVAL;
   if (request.comp_vector >= limits.num_comp_vectors) return EINVAL;
   if ((request.has_channel != 0) != (channel != nullptr)) return EINVAL;
+  if ((request.flags & ~uint32_t{abi::kCqIgnoreOverrun}) != 0) return EINVAL;
   if (share_.cq_count >= limits_.cqs) return ENOMEM;
   const uint32_t slot = FreeSlot(cqs_, abi::kMaxCqSlots);
   if (slot == abi::kMaxCqSlots) return ENOMEM;
@@ -155,7 +159,8 @@ int DeviceContext::CreateCq(const abi::CreateCqRequest& request, int channel_fd,
   ++share_.cq_count;
   shard_.Reserve();
   cqs_[slot] = std::make_unique<CompletionQueue>(slot, ring, &page_->cq[slot], request.user_handle,
-                                                 std::move(channel));
+                                                 std::move(channel),
+                                                 (request.flags & abi::kCqIgnoreOverrun) != 0);
   reply->handle = slot;
   reply->cqe = ring.location.slots;
   reply->ring = ring.location;
@@ -169,9 +174,48 @@ int DeviceContext::DestroyCq(uint32_t handle, abi::DestroyReply* reply) {
   reply->comp_events = cq->comp_events;
   reply->async_events = cq->async_events;
   shard_.ForgetCq(*cq);
+  FinishCqResize(handle);
   rings_.Free(cq->ring());
   cqs_[handle].reset();
   --share_.cq_count;
+  return 0;
+}
+
+int DeviceContext::ResizeCq(const abi::ResizeCqRequest& request, abi::CreateCqReply* reply,
+                            SegmentFds* fds) {
+  CompletionQueue* cq = FindCq(request.handle);
+  if (cq == nullptr || request.cqe == 0 || request.cqe > nic_.attributes().max_cqe) return EINVAL;
+  if (cq->in_error()) return EINVAL;
+  Ring ring;
+  if (const int error = rings_.Allocate(Slots(request.cqe), sizeof(abi::Cqe), &ring, fds);
+      error != 0) {
+    return error;
+  }
+  if (const int error = cq->SwitchTo(ring); error != 0) {
+    rings_.Free(ring);
+    return error;
+  }
+  reply->handle = request.handle;
+  reply->cqe = ring.location.slots;
+  reply->ring = ring.location;
+  return 0;
+}
+
+int DeviceContext::FinishCqResize(uint32_t handle) {
+  CompletionQueue* cq = FindCq(handle);
+  Ring old;
+  if (cq == nullptr || !cq->TakeOldRing(&old)) return EINVAL;
+  rings_.Free(old);
+  return 0;
+}
+
+int DeviceContext::ModifyCq(const abi::ModifyCqRequest& request) {
+  CompletionQueue* cq = FindCq(request.handle);
+  if (cq == nullptr || request.count > kMaxCqModeration || request.period_us > kMaxCqModeration) {
+    return EINVAL;
+  }
+  cq->SetModeration(request.count, transport::Duration::Microseconds(request.period_us));
+  shard_.Kick();  // an event may be held back by what was there before
   return 0;
 }
 
@@ -303,6 +347,7 @@ void DeviceContext::DeleteQp(Qp* qp) {
   --pds_[qp->config().pd];
   shard_.ForgetQp(*qp);
   nic_.qps().Remove(qp->qpn());
+  share_.regions.UnbindWindowsOf(qp->qpn().value());
   --share_.qp_count;
   qp->AddCounters(&share_.retired_counters);
   qps_[qp->config().slot] = nullptr;
@@ -383,6 +428,10 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
     written = write(client_.async_write_fd, &record, sizeof record);
   } while (written < 0 && errno == EINTR);
   return written == sizeof record;
+}
+
+void DeviceContext::OnLinkChange(bool up) {
+  WriteEvent(1, up ? AsyncEventType::kPortActive : AsyncEventType::kPortErr);  // port 1
 }
 
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {

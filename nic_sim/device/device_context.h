@@ -26,7 +26,10 @@
 
 namespace verbena::nic {
 
-class DeviceContext final : public Context, public QpEventSink, public SrqEventSink {
+class DeviceContext final : public Context,
+                            public QpEventSink,
+                            public SrqEventSink,
+                            public PortEventSink {
  public:
   DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, uint64_t cookie,
                 ClientIdentity client, std::unique_ptr<AddressSpace> space, SharedMemory page);
@@ -41,9 +44,25 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   int DeallocPd(uint32_t handle) override;
   int RegMr(const abi::RegMrRequest& request, abi::RegMrReply* reply) override;
   int DeregMr(uint32_t handle) override;
+  // memory_commands.cc
+  int ReregMr(const abi::ReregMrRequest& request) override;
+  int AllocNullMr(uint32_t pd, abi::RegMrReply* reply) override;
+  int QueryMr(uint32_t lkey, abi::QueryMrReply* reply) override;
+  int AllocMw(const abi::AllocMwRequest& request, uint32_t* rkey) override;
+  int DeallocMw(uint32_t handle) override;
+  int AllocDm(const abi::AllocDmRequest& request, int fd, uint32_t* handle) override;
+  int FreeDm(uint32_t handle) override;
+  int ImportPd(const abi::ImportRequest& request) override;
+  int ImportMr(const abi::ImportRequest& request, abi::QueryMrReply* reply) override;
+  int ImportDm(const abi::ImportRequest& request, uint64_t* length, int* fd) override;
+
   int CreateCq(const abi::CreateCqRequest& request, int channel_fd, abi::CreateCqReply* reply,
                SegmentFds* fds) override;
   int DestroyCq(uint32_t handle, abi::DestroyReply* reply) override;
+  int ResizeCq(const abi::ResizeCqRequest& request, abi::CreateCqReply* reply,
+               SegmentFds* fds) override;
+  int FinishCqResize(uint32_t handle) override;
+  int ModifyCq(const abi::ModifyCqRequest& request) override;
   int CreateQp(const abi::CreateQpRequest& request, abi::CreateQpReply* reply,
                SegmentFds* fds) override;
   int ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpReply* reply) override;
@@ -65,6 +84,8 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
   void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
+  const Nic& PortOwner() const override { return nic_; }
+  void OnLinkChange(bool up) override;
 
   // For listings.
   const Nic& nic() const { return nic_; }
@@ -74,6 +95,7 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   const RingAllocator& rings() const { return rings_; }
   const std::unordered_map<uint32_t, uint32_t>& pds() const { return pds_; }
   const std::unordered_set<uint32_t>& mrs() const { return mrs_; }
+  const std::unordered_map<uint32_t, uint32_t>& mws() const { return mws_; }
   const std::vector<std::unique_ptr<CompletionQueue>>& cqs() const { return cqs_; }
   const std::vector<Qp*>& qps() const { return qps_; }
   const std::vector<std::unique_ptr<SharedReceiveQueue>>& srqs() const { return srqs_; }
@@ -82,6 +104,9 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   CompletionQueue* FindCq(uint32_t handle) const {
     return handle < cqs_.size() ? cqs_[handle].get() : nullptr;
   }
+  // The context that an import names; nullptr: there is none.
+  const DeviceContext* SourceOf(const abi::ImportRequest& request) const;
+  void FreeMemoryObjects();
   Qp* FindQp(uint32_t handle) const { return handle < qps_.size() ? qps_[handle] : nullptr; }
   SharedReceiveQueue* FindSrq(uint32_t handle) const {
     return handle < srqs_.size() ? srqs_[handle].get() : nullptr;
@@ -104,8 +129,18 @@ class DeviceContext final : public Context, public QpEventSink, public SrqEventS
   RingAllocator rings_;
   DoorbellSource source_;
 
+  // A piece of device memory: the file that backs it.
+  struct DeviceMemory {
+    uint64_t length = 0;
+    int fd = -1;
+  };
+
   std::unordered_map<uint32_t, uint32_t> pds_;  // handle → objects in it
-  std::unordered_set<uint32_t> mrs_;            // handle = key
+  std::unordered_set<uint32_t> imported_pds_;   // of those; they count elsewhere
+  std::unordered_map<uint32_t, uint32_t> mws_;  // handle = first key → PD
+  std::unordered_map<uint32_t, DeviceMemory> dms_;
+  uint32_t next_dm_ = 1;
+  std::unordered_set<uint32_t> mrs_;  // handle = key
   std::unordered_map<uint32_t, AddressHandle> ahs_;
   uint32_t next_ah_ = 1;
   std::vector<std::unique_ptr<CompletionQueue>> cqs_;      // by slot

@@ -73,7 +73,7 @@ Shard::Config Engine::ConfigOf(ShardId id) const {
           .cpus = cpus_,
           .before_apps = !options_.system,
           .nics = nics_,
-          .max_regions = kMaxMr};
+          .max_regions = kMaxMr + kMaxMw};
 }
 
 void Engine::Describe(abi::StatusPage* page) const {

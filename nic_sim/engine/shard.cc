@@ -86,6 +86,7 @@ bool Shard::RunPass() {
   worked |= RunQps();
   RunTimers();
   RunNotifications();
+  if (now_ >= next_link_look_) LookAtLinks();
   last_pass_ = now_;
   worked_this_pass_ = worked;
   if (wqes_this_pass_ != 0) progress_.store(true, std::memory_order_relaxed);
@@ -248,7 +249,8 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       if (segment.length == 0) continue;
       Extent extent;
       const MemoryStatus status = qp.config().share->regions.Translate(
-          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent);
+          segment.key, qp.config().pd, segment.address, segment.length, tx.payload_access, &extent,
+          qp.qpn().value());
       if (status != MemoryStatus::kOk) {
         // Pieces already queued go into a buffer that nobody sends; they must
         // not outlive it.
@@ -256,7 +258,11 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
         qp.HandleFetchFailed(tx.psn, response, status, now_);
         return false;
       }
-      dma_->Fetch(extent, to, segment.length, outgoing_count_);
+      if (extent.null) {
+        std::memset(to, 0, segment.length);
+      } else {
+        dma_->Fetch(extent, to, segment.length, outgoing_count_);
+      }
       to += segment.length;
     }
   }
@@ -333,18 +339,34 @@ void Shard::RunNotifications() {
   if (dirty_cqs_.empty()) return;
   abi::FullFence();  // pairs with the one after CqRecord::arm is raised
   size_t kept = 0;
+  next_notification_ = Time::Never();
   for (CompletionQueue* cq : dirty_cqs_) {
-    cq->in_dirty_list = !cq->Notify();
+    const Time again = cq->Notify(now_);
+    cq->in_dirty_list = !again.IsNever();
     if (cq->in_dirty_list) dirty_cqs_[kept++] = cq;
+    next_notification_ = std::min(next_notification_, again);
   }
   dirty_cqs_.resize(kept);
-  notification_pending_ = kept != 0;
+}
+
+void Shard::LookAtLinks() {
+  next_link_look_ = now_ + Duration::Milliseconds(20);
+  if (config_.id == 0 && !sources_.empty()) resources_.fabric->RefreshLinks();
+  for (size_t i = 0; i < config_.nics.size(); ++i) {
+    const bool up = resources_.fabric->link_up(config_.nics[i]->port());
+    if (up == links_up_[i]) continue;
+    links_up_[i] = up;
+    for (DoorbellSource* source : sources_) {
+      if (source->events != nullptr && &source->events->PortOwner() == config_.nics[i]) {
+        source->events->OnLinkChange(up);
+      }
+    }
+  }
 }
 
 Time Shard::NextDeadline() const {
   Time next = std::min(timers_.next(), resources_.fabric->next_deadline());
-  // A full event channel is tried again without being told.
-  if (notification_pending_) next = std::min(next, now_ + Duration::Milliseconds(1));
+  next = std::min(next, next_notification_);
   // Another shard may have made room in the netdev.
   if (!waiting_for_netdev_.empty()) next = std::min(next, now_ + Duration::Microseconds(200));
   return next;
@@ -393,6 +415,7 @@ void Shard::AddNic(Nic* nic) {
   config_.nics.push_back(nic);
   shares_.push_back(std::make_unique<NicShare>(config_.max_regions, RandomNumber()));
   received_.reserve(config_.nics.size() * kBurst);
+  links_up_.resize(config_.nics.size(), true);
 }
 
 void Shard::Reserve() {
@@ -421,7 +444,10 @@ void Shard::ForgetQp(Qp& qp) {
   }
 }
 
-void Shard::ForgetCq(CompletionQueue& cq) { std::erase(dirty_cqs_, &cq); }
+void Shard::ForgetCq(CompletionQueue& cq) {
+  std::erase(dirty_cqs_, &cq);
+  if (dirty_cqs_.empty()) next_notification_ = Time::Never();
+}
 
 uint32_t Shard::free_packets() const { return rte_mempool_avail_count(resources_.pool); }
 

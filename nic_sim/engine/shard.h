@@ -31,10 +31,19 @@ struct rte_mempool;
 
 namespace verbena::nic {
 
+// An opened device, to be told when the link of its port comes or goes.
+class PortEventSink {
+ public:
+  virtual ~PortEventSink() = default;
+  virtual const Nic& PortOwner() const = 0;
+  virtual void OnLinkChange(bool up) = 0;
+};
+
 // What the engine sees of an opened device: where doorbells ring.
 struct DoorbellSource {
   abi::ContextPage* page = nullptr;
   std::vector<Qp*>* qps = nullptr;  // by slot; may be shorter than kMaxQpSlots
+  PortEventSink* events = nullptr;
 };
 
 struct ShardCounters {
@@ -155,6 +164,8 @@ class Shard final : public InboxOwner {
   void FlushOutgoing();
   void RunTimers();
   void RunNotifications();
+  // A few times a second, while nothing else wakes the engine too.
+  void LookAtLinks();
   transport::Time NextDeadline() const;
 
   Config config_;
@@ -181,6 +192,8 @@ class Shard final : public InboxOwner {
   RingBudget ring_budget_;
   std::vector<std::unique_ptr<NicShare>> shares_;  // by NIC
   std::vector<DoorbellSource*> sources_;
+  std::vector<bool> links_up_;  // by NIC, as the contexts were told
+  transport::Time next_link_look_;
   Qp* ready_head_ = nullptr;
   Qp* ready_tail_ = nullptr;
   TimerHeap timers_;
@@ -190,7 +203,7 @@ class Shard final : public InboxOwner {
   Outgoing outgoing_[kTxBurst];
   uint32_t outgoing_count_ = 0;
   rte_mbuf* spare_ = nullptr;  // allocated before PollTransmit is asked
-  bool notification_pending_ = false;
+  transport::Time next_notification_ = transport::Time::Never();
   uint32_t wqes_this_pass_ = 0;
   bool worked_this_pass_ = false;
   ShardCounters counters_;

@@ -799,18 +799,19 @@ const DmaQueue::Counters& DmaQueue::counters() const { return state_->counters; 
 
 MemoryStatus QpMemory::Check(uint32_t key, uint64_t address, uint64_t length, MemoryAccess access) {
   Extent extent;
-  return table_.Translate(key, PdOf(access), address, length, access, &extent);
+  return table_.Translate(key, PdOf(access), address, length, access, &extent, qpn());
 }
 
 MemoryStatus QpMemory::Place(const transport::MemorySegment& to, std::span<const std::byte> bytes,
                              MemoryAccess access, bool last, Ticket* ticket) {
   Extent extent;
   const MemoryStatus status =
-      table_.Translate(to.key, PdOf(access), to.address, bytes.size(), access, &extent);
+      table_.Translate(to.key, PdOf(access), to.address, bytes.size(), access, &extent, qpn());
   if (status != MemoryStatus::kOk) return status;
   // Only RDMA WRITE is watched in memory; SEND and READ have a completion.
   const bool watched = access == MemoryAccess::kRemoteWrite;
   *ticket = next_ticket_++;
+  if (extent.null) bytes = {};
   dma_.Place(extent, bytes, last, owner_, *ticket, watched);
   return MemoryStatus::kOk;
 }
@@ -819,15 +820,17 @@ MemoryStatus QpMemory::Atomic(uint32_t rkey, uint64_t address, const AtomicOpera
                               Ticket* ticket) {
   Extent extent;
   const MemoryStatus status =
-      table_.Translate(rkey, pd_, address, kWord, MemoryAccess::kRemoteAtomic, &extent);
+      table_.Translate(rkey, pd_, address, kWord, MemoryAccess::kRemoteAtomic, &extent, qpn());
   if (status != MemoryStatus::kOk) return status;
   *ticket = next_ticket_++;
   dma_.Atomic(extent, operation, owner_, *ticket);
   return MemoryStatus::kOk;
 }
 
-MemoryStatus QpMemory::Invalidate(uint32_t rkey) {
-  return table_.Find(rkey) == nullptr ? MemoryStatus::kBadKey : MemoryStatus::kNoRight;
+MemoryStatus QpMemory::Invalidate(uint32_t rkey) { return table_.Invalidate(rkey, pd_, qpn()); }
+
+MemoryStatus QpMemory::Bind(const transport::WindowBind& bind) {
+  return table_.Bind(bind, pd_, qpn());
 }
 
 }  // namespace verbena::nic

@@ -33,6 +33,7 @@
 #include "nic_sim/mem/address_space.h"
 #include "nic_sim/mem/region_table.h"
 #include "transport/memory_port.h"
+#include "transport/types.h"
 
 namespace verbena::nic {
 
@@ -118,8 +119,10 @@ class DmaQueue {
 // The MemoryPort of one QP.
 class QpMemory final : public transport::MemoryPort {
  public:
-  QpMemory(RegionTable& table, DmaQueue& dma, PdId pd, DmaOwner* owner)
-      : table_(table), dma_(dma), pd_(pd), receive_pd_(pd), owner_(owner) {}
+  // `qpn` outlives it; nullptr: of no QP that could bind windows.
+  QpMemory(RegionTable& table, DmaQueue& dma, PdId pd, DmaOwner* owner,
+           const transport::Qpn* qpn = nullptr)
+      : table_(table), dma_(dma), pd_(pd), receive_pd_(pd), owner_(owner), qpn_(qpn) {}
   // PD of buffers of receives, where it is another (SRQ).
   void set_receive_pd(PdId pd) { receive_pd_ = pd; }
 
@@ -132,8 +135,11 @@ class QpMemory final : public transport::MemoryPort {
                                  const transport::AtomicOperation& operation,
                                  transport::Ticket* ticket) override;
   transport::MemoryStatus Invalidate(uint32_t rkey) override;
+  transport::MemoryStatus Bind(const transport::WindowBind& bind) override;
 
  private:
+  uint32_t qpn() const { return qpn_ != nullptr ? qpn_->value() : 0; }
+
   RegionTable& table_;
   DmaQueue& dma_;
   PdId PdOf(transport::MemoryAccess access) const {
@@ -143,6 +149,7 @@ class QpMemory final : public transport::MemoryPort {
   PdId pd_;
   PdId receive_pd_;
   DmaOwner* owner_;
+  const transport::Qpn* qpn_;
   transport::Ticket next_ticket_ = 1;
 };
 

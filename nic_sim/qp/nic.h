@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "nic_sim/abi/commands.h"
@@ -19,6 +20,7 @@
 
 namespace verbena::nic {
 
+class DeviceContext;
 class Qp;
 
 // QPN → QP. A QPN is a table index (14 bits) below a count of uses (10 bits)
@@ -76,6 +78,9 @@ struct NicShare {
   uint32_t ah_count = 0;
   uint32_t srq_count = 0;
   PdId next_pd = 1;
+  uint32_t dm_count = 0;
+  uint64_t dm_bytes = 0;                                  // memory of the device
+  std::unordered_map<uint64_t, DeviceContext*> contexts;  // by cookie
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;
 };

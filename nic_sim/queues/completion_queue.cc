@@ -9,7 +9,9 @@
 namespace verbena::nic {
 
 using transport::Completion;
+using transport::Duration;
 using transport::NetworkHeader;
+using transport::Time;
 using transport::WcStatus;
 
 EventChannel::~EventChannel() { close(fd_); }
@@ -24,12 +26,14 @@ bool EventChannel::Write(uint64_t user_handle) {
 }
 
 CompletionQueue::CompletionQueue(uint32_t slot, const Ring& ring, abi::CqRecord* record,
-                                 uint64_t user_handle, std::shared_ptr<EventChannel> channel)
+                                 uint64_t user_handle, std::shared_ptr<EventChannel> channel,
+                                 bool overwrites)
     : slot_(slot),
       ring_(ring),
       record_(record),
       user_handle_(user_handle),
-      channel_(std::move(channel)) {
+      channel_(std::move(channel)),
+      overwrites_(overwrites) {
   record_->consumer.store(0, std::memory_order_relaxed);
   record_->arm.store(abi::kCqNotArmed, std::memory_order_relaxed);
 }
@@ -37,7 +41,7 @@ CompletionQueue::CompletionQueue(uint32_t slot, const Ring& ring, abi::CqRecord*
 bool CompletionQueue::Write(const Completion& completion, const CqeOrigin& origin,
                             uint64_t timestamp_ns) {
   if (in_error_) return false;
-  if (producer_ - consumer_ >= slots()) {
+  if (producer_ - consumer_ >= slots() && !overwrites_) {
     // The application's index is a hint: one outside the ring leaves it full.
     const uint32_t consumer = record_->consumer.load(std::memory_order_acquire);
     if (producer_ - consumer <= slots()) consumer_ = consumer;
@@ -76,25 +80,84 @@ bool CompletionQueue::Write(const Completion& completion, const CqeOrigin& origi
   return true;
 }
 
-bool CompletionQueue::Notify() {
-  if (!dirty_) return true;
+void CompletionQueue::SetModeration(uint32_t count, Duration period) {
+  moderation_count_ = count;
+  moderation_period_ = period;
+}
+
+// True if the event is to wait for more CQEs or for the end of the period.
+bool CompletionQueue::HoldBack(Time now) {
+  if (moderation_count_ <= 1 && moderation_period_ == Duration::Zero()) return false;
+  const uint32_t news = producer_ - seen_producer_;
+  seen_producer_ = producer_;
+  if (waiting_ == 0) first_waiting_ = now;
+  waiting_ += news;
+  const bool enough = moderation_count_ != 0 && waiting_ >= moderation_count_;
+  // Without a period the count alone decides, and would keep the last CQEs for ever:
+  // NICs then use a time of their own.
+  const Duration period =
+      moderation_period_ != Duration::Zero() ? moderation_period_ : Duration::Milliseconds(1);
+  if (!enough && now < first_waiting_ + period) {
+    held_until_ = first_waiting_ + period;
+    return true;
+  }
+  return false;
+}
+
+int CompletionQueue::SwitchTo(const Ring& ring) {
+  if (old_ring_.location.slots != 0) return EBUSY;
+  const uint32_t consumer = record_->consumer.load(std::memory_order_acquire);
+  if (producer_ - consumer <= slots()) consumer_ = consumer;
+  if (producer_ - consumer_ > ring.location.slots) return EINVAL;
+  const uint32_t new_slots = ring.location.slots;
+  for (uint32_t i = consumer_; i != producer_; ++i) {
+    const std::byte* from = ring_.data + uint64_t{i & (slots() - 1)} * sizeof(abi::Cqe);
+    std::byte* to = ring.data + uint64_t{i & (new_slots - 1)} * sizeof(abi::Cqe);
+    std::memcpy(to, from, offsetof(abi::Cqe, phase));
+    reinterpret_cast<abi::Cqe*>(to)->phase.store(abi::PhaseOf(i, new_slots),
+                                                 std::memory_order_relaxed);
+  }
+  // A slot that holds none must not look like one: the zeroes of a new ring are
+  // right for its first round only.
+  for (uint32_t i = producer_; i != consumer_ + new_slots; ++i) {
+    std::byte* to = ring.data + uint64_t{i & (new_slots - 1)} * sizeof(abi::Cqe);
+    reinterpret_cast<abi::Cqe*>(to)->phase.store(abi::PhaseOf(i, new_slots) ^ 1,
+                                                 std::memory_order_relaxed);
+  }
+  old_ring_ = ring_;
+  ring_ = ring;
+  return 0;
+}
+
+bool CompletionQueue::TakeOldRing(Ring* ring) {
+  if (old_ring_.location.slots == 0) return false;
+  *ring = old_ring_;
+  old_ring_ = {};
+  return true;
+}
+
+Time CompletionQueue::Notify(Time now) {
+  if (!dirty_) return Time::Never();
   if (channel_ != nullptr) {
     const uint32_t arm = record_->arm.load(std::memory_order_acquire);
     const bool wanted =
         arm == abi::kCqArmedAny || (arm == abi::kCqArmedSolicited && dirty_solicited_);
+    if (wanted && HoldBack(now)) return held_until_;
     if (wanted) {
       // Disarm first: who sees the event may arm again at once.
       record_->arm.store(abi::kCqNotArmed, std::memory_order_seq_cst);
       if (!channel_->Write(user_handle_)) {
         record_->arm.store(arm, std::memory_order_seq_cst);
-        return false;
+        return now + Duration::Milliseconds(1);
       }
       ++comp_events;
     }
   }
   dirty_ = false;
   dirty_solicited_ = false;
-  return true;
+  waiting_ = 0;
+  seen_producer_ = producer_;
+  return Time::Never();
 }
 
 }  // namespace verbena::nic

@@ -11,6 +11,7 @@
 #include "nic_sim/abi/shared_memory.h"
 #include "nic_sim/abi/work_queue.h"
 #include "nic_sim/queues/shared_memory.h"
+#include "transport/base/time.h"
 #include "transport/transport_event.h"
 
 namespace verbena::nic {
@@ -42,8 +43,9 @@ struct CqeOrigin {
 
 class CompletionQueue {
  public:
+  // Of IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: `overwrites`.
   CompletionQueue(uint32_t slot, const Ring& ring, abi::CqRecord* record, uint64_t user_handle,
-                  std::shared_ptr<EventChannel> channel);
+                  std::shared_ptr<EventChannel> channel, bool overwrites = false);
 
   // Writes one CQE. False: the CQ is full (overrun); from then on it is in
   // error and takes nothing.
@@ -51,8 +53,17 @@ class CompletionQueue {
              uint64_t timestamp_ns);
 
   // After a pass and a FullFence: sends the completion event if the CQ is armed
-  // for what was written. False: the channel's pipe is full, try again.
-  bool Notify();
+  // for what was written. When to call it again: the channel's pipe is full, or
+  // moderation holds the event back; Never: nothing is left to do.
+  transport::Time Notify(transport::Time now);
+  // Events wait for `count` CQEs or `period` after the first; zeros: for neither.
+  void SetModeration(uint32_t count, transport::Duration period);
+
+  // Moves what is not consumed into `ring` and goes on there. EINVAL: it does not
+  // fit; EBUSY: the ring before is not given back yet.
+  int SwitchTo(const Ring& ring);
+  // The ring before; false if there is none.
+  bool TakeOldRing(Ring* ring);
 
   uint32_t slot() const { return slot_; }
   const Ring& ring() const { return ring_; }
@@ -75,12 +86,22 @@ class CompletionQueue {
   abi::CqRecord* record_;
   uint64_t user_handle_;
   std::shared_ptr<EventChannel> channel_;
+  bool overwrites_;
+  Ring old_ring_;  // during a resize; else without slots
   uint32_t producer_ = 0;
   // Consumer index when last looked at; a hint, only ever read when full.
   uint32_t consumer_ = 0;
   bool in_error_ = false;
   bool dirty_ = false;            // CQEs since the last Notify
   bool dirty_solicited_ = false;  // one of them was solicited or an error
+  uint32_t moderation_count_ = 0;
+  transport::Duration moderation_period_;
+  uint32_t waiting_ = 0;  // CQEs since the last event, while it is held back
+  uint32_t seen_producer_ = 0;
+  transport::Time first_waiting_;
+  transport::Time held_until_;
+
+  bool HoldBack(transport::Time now);
 };
 
 }  // namespace verbena::nic

@@ -23,13 +23,11 @@ void CopySges(const std::byte* from, uint32_t count, MemorySegment* to) {
   }
 }
 
-bool IsRcOpcode(uint8_t opcode) {
-  return opcode <= static_cast<uint8_t>(WrOpcode::kFetchAdd) ||
-         opcode == static_cast<uint8_t>(WrOpcode::kSendInv);
-}
+bool IsRcOpcode(uint8_t opcode) { return opcode <= static_cast<uint8_t>(WrOpcode::kSendInv); }
 
-bool IsReadOrAtomic(WrOpcode opcode) {
-  return opcode == WrOpcode::kRdmaRead || opcode == WrOpcode::kCompareSwap ||
+bool HasNoInlineData(WrOpcode opcode) {
+  return opcode == WrOpcode::kLocalInv || opcode == WrOpcode::kBindMw ||
+         opcode == WrOpcode::kRdmaRead || opcode == WrOpcode::kCompareSwap ||
          opcode == WrOpcode::kFetchAdd;
 }
 
@@ -72,7 +70,7 @@ bool SendQueue::Fetch(FetchedSend* fetched) {
     r.swap = wqe.atomic.swap;
   }
   if ((wqe.flags & abi::kWqeInline) != 0) {
-    if (IsReadOrAtomic(r.opcode) || wqe.inline_bytes > limits_.max_inline ||
+    if (HasNoInlineData(r.opcode) || wqe.inline_bytes > limits_.max_inline ||
         wqe.inline_bytes > sizeof fetched->inline_data) {
       r.malformed = WcStatus::kLocQpOpErr;
       return true;

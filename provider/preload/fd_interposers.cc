@@ -46,6 +46,9 @@ VERBENA_INTERPOSE int ioctl(int fd, unsigned long request, ...) noexcept {
   void* argument = va_arg(arguments, void*);
   va_end(arguments);
   if (request == kRdmaVerbsIoctl && IsUverbs(fd)) return VerbsIoctl(argument);
+  if (request == verbena::abi::kIoctlPassAsyncFd && IsUverbs(fd)) {
+    return verbena::provider::PassAsyncFd(static_cast<int>(reinterpret_cast<intptr_t>(argument)));
+  }
   if (request == SIOCGIFCONF && argument != nullptr) {
     auto* const list = static_cast<ifconf*>(argument);
     const int room = list->ifc_len;

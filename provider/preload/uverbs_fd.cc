@@ -39,6 +39,10 @@ constexpr uint16_t kMethodInvokeWrite = 0;
 constexpr uint16_t kAttrCoreOut = 1;
 constexpr uint16_t kAttrWriteCommand = 2;
 constexpr uint64_t kCommandCreateCompChannel = 17;
+constexpr uint16_t kObjectAsyncEvent = 16;
+constexpr uint16_t kMethodAlloc = 0;
+
+thread_local int t_async_fd = -1;  // for the next allocation, see PassAsyncFd
 
 // Reads without moving anybody's file position.
 bool ReadContent(int fd, abi::CommandFdContent* content) {
@@ -106,12 +110,24 @@ bool IsUverbs(int fd) {
   return ours;
 }
 
+int PassAsyncFd(int fd) {
+  t_async_fd = fd;
+  return 0;
+}
+
 int VerbsIoctl(void* argument) {
   if (argument == nullptr) return Fail(EFAULT);
   const IoctlHeader* header = static_cast<const IoctlHeader*>(argument);
   IoctlAttr* attrs = reinterpret_cast<IoctlAttr*>(static_cast<char*>(argument) + sizeof(*header));
   if (header->length != sizeof(*header) + header->num_attrs * sizeof(IoctlAttr)) {
     return Fail(EINVAL);
+  }
+  if (header->object_id == kObjectAsyncEvent && header->method_id == kMethodAlloc &&
+      header->num_attrs >= 1 && t_async_fd >= 0) {
+    attrs[0].data = static_cast<uint64_t>(t_async_fd);
+    attrs[0].flags |= 2;
+    t_async_fd = -1;
+    return 0;
   }
   if (header->object_id != kObjectDevice || header->method_id != kMethodInvokeWrite) {
     return Fail(EPROTONOSUPPORT);

@@ -19,6 +19,9 @@ int OpenUverbs(unsigned number, int flags);
 bool IsUverbs(int fd, const struct stat& status, unsigned* number);
 bool IsUverbs(int fd);
 
+// kIoctlPassAsyncFd on one of our descriptors.
+int PassAsyncFd(int fd);
+
 // RDMA_VERBS_IOCTL on one of our descriptors: what libibverbs itself asks for.
 // Returns 0, or -1 with errno.
 int VerbsIoctl(void* header);

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 
+#include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -172,6 +175,29 @@ TEST_F(Events, AFullCqGivesOverrunNotSilence) {
   ASSERT_TRUE(event) << "no CQ error event";
   EXPECT_EQ(event->event_type, IBV_EVENT_CQ_ERR);
   EXPECT_EQ(event->element.cq, a.send_cq());
+}
+
+TEST(AsyncEvents, ALinkThatGoesAndComesIsTold) {
+  const auto context = OpenDevice("verbena1");
+  const auto other = OpenDevice("verbena0");
+  const auto verbena = [](const std::string& arguments) {
+    const std::string command = VerbenaCommand() + " " + arguments + " > /dev/null";
+    ASSERT_EQ(system(command.c_str()), 0);
+  };
+  const auto expect = [&context](ibv_event_type type, ibv_port_state state) {
+    const auto event = NextAsyncEvent(context.get(), Milliseconds(10000));
+    ASSERT_TRUE(event.has_value());
+    EXPECT_EQ(event->event_type, type);
+    EXPECT_EQ(event->element.port_num, 1);
+    ibv_port_attr port = {};
+    ASSERT_EQ(ibv_query_port(context.get(), 1, &port), 0);
+    EXPECT_EQ(port.state, state);
+  };
+  verbena("fault add 'down dev=verbena1'");
+  expect(IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
+  verbena("fault clear");
+  expect(IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
+  EXPECT_FALSE(NextAsyncEvent(other.get(), Milliseconds(100)).has_value());
 }
 
 TEST(AsyncEvents, ABlockedReaderIsWokenByAnEvent) {

@@ -153,7 +153,20 @@ void RcEnd::CreateQp(const EndOptions& options) {
   init.cap.max_send_sge = options.sge;
   init.cap.max_recv_sge = options.sge;
   init.cap.max_inline_data = options.max_inline;
-  qp_.reset(ibv_create_qp(pd_, &init));
+  if (options.send_ops != 0) {
+    ibv_qp_init_attr_ex extended = {};
+    extended.send_cq = init.send_cq;
+    extended.recv_cq = init.recv_cq;
+    extended.cap = init.cap;
+    extended.qp_type = init.qp_type;
+    extended.sq_sig_all = init.sq_sig_all;
+    extended.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    extended.pd = pd_;
+    extended.send_ops_flags = options.send_ops;
+    qp_.reset(ibv_create_qp_ex(context_, &extended));
+  } else {
+    qp_.reset(ibv_create_qp(pd_, &init));
+  }
   Require(qp_ != nullptr, "ibv_create_qp");
   gid_index_ = options.gid_index;
   // Close to the wrap-around of 24 bits for some QPs.

@@ -31,6 +31,8 @@ struct VerbsDeleter {
   void operator()(ibv_qp* object) const { ibv_destroy_qp(object); }
   void operator()(ibv_srq* object) const { ibv_destroy_srq(object); }
   void operator()(ibv_ah* object) const { ibv_destroy_ah(object); }
+  void operator()(ibv_mw* object) const { ibv_dealloc_mw(object); }
+  void operator()(ibv_dm* object) const { ibv_free_dm(object); }
   void operator()(ibv_comp_channel* object) const { ibv_destroy_comp_channel(object); }
 };
 template <typename T>
@@ -83,6 +85,7 @@ struct EndOptions {
   bool channel = false;
   ibv_qp_type type = IBV_QPT_RC;  // or UC
   ibv_srq* srq = nullptr;
+  uint64_t send_ops = 0;  // IBV_QP_EX_WITH_*: an extended QP
 };
 
 struct PathOptions {

@@ -66,9 +66,8 @@ WcStatus Validate(const SendRequest& request, const RcRequester::Capacity& capac
     case WrOpcode::kSendInv:
     case WrOpcode::kRdmaRead:
     case WrOpcode::kLocalInv:
-      return WcStatus::kSuccess;
     case WrOpcode::kBindMw:
-      break;
+      return WcStatus::kSuccess;
   }
   return WcStatus::kLocQpOpErr;
 }
@@ -166,7 +165,7 @@ void RcRequester::Post(const SendRequest& request, Time /*now*/) {
     for (const MemorySegment& sge : request.sges) *out++ = {sge.address, sge.length, sge.key};
   }
   ++tail_;
-  if (wr.opcode == WrOpcode::kLocalInv) Retire();
+  if (wr.is_local()) Retire();
 }
 
 void RcRequester::Resume() {
@@ -177,11 +176,16 @@ void RcRequester::Resume() {
 // The oldest WR, with nothing before it: earlier WRs might have to be sent
 // again through the key. It sends nothing, so it does not wait for
 // PollTransmit.
-void RcRequester::ExecuteLocalInvalidate(const Wr& wr) {
-  if (memory_.Invalidate(wr.imm_or_inv) == MemoryStatus::kOk) {
+void RcRequester::ExecuteLocal(const Wr& wr) {
+  const bool bind = wr.opcode == WrOpcode::kBindMw;
+  const MemoryStatus status =
+      bind
+          ? memory_.Bind(BindOf(wr.imm_or_inv, wr.remote_address, wr.rkey, wr.compare_add, wr.swap))
+          : memory_.Invalidate(wr.imm_or_inv);
+  if (status == MemoryStatus::kOk) {
     retired_ = una_wr_ = started_ = ++send_wr_;
   } else {
-    Fail(retired_, WcStatus::kLocQpOpErr, 0);
+    Fail(retired_, bind ? WcStatus::kMwBindErr : WcStatus::kLocQpOpErr, 0);
   }
 }
 
@@ -213,7 +217,7 @@ bool RcRequester::IsWritable(std::span<const Sge> sges) const {
 bool RcRequester::Begin(Wr& wr) {
   if (draining_) return false;
   if (wr.fence && rd_unretired_ != 0) return false;
-  if (wr.opcode == WrOpcode::kLocalInv) return false;  // Retire does it
+  if (wr.is_local()) return false;  // Retire does it
   // PSNs are told apart within half their space only.
   if (next_seq_ - una_seq_ + wr.psn_count > kMaxPsnsOutstanding) return false;
   if (wr.is_read_or_atomic()) {
@@ -344,8 +348,8 @@ void RcRequester::Retire() {
       rnr_waiting_ = false;
       return;
     }
-    if (retired_ == started_ && wr.opcode == WrOpcode::kLocalInv) {
-      ExecuteLocalInvalidate(wr);
+    if (retired_ == started_ && wr.is_local()) {
+      ExecuteLocal(wr);
       continue;
     }
     if (retired_ == una_wr_ || wr.last_ticket > committed_) return;

@@ -134,7 +134,7 @@ class RcRequester {
   bool Begin(Wr& wr);
   bool BeginReadOrAtomic(const Wr& wr);
   bool IsWritable(std::span<const Sge> sges) const;
-  void ExecuteLocalInvalidate(const Wr& wr);
+  void ExecuteLocal(const Wr& wr);
   void EmitPayloadPacket(Wr& wr, TxPacket* packet);
   void EmitReadOrAtomic(Wr& wr, TxPacket* packet);
   void FillSegments(uint32_t bytes, TxPacket* packet);

@@ -38,6 +38,8 @@ struct RcRequester::Wr {
   bool is_atomic() const {
     return opcode == WrOpcode::kCompareSwap || opcode == WrOpcode::kFetchAdd;
   }
+  // Carried out here, without a packet.
+  bool is_local() const { return opcode == WrOpcode::kLocalInv || opcode == WrOpcode::kBindMw; }
   bool is_read_or_atomic() const { return is_read() || is_atomic(); }
   uint64_t end_seq() const { return first_seq + psn_count; }
 };

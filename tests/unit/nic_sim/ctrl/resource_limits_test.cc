@@ -13,7 +13,9 @@ TEST(ResourceLimits, FlagsAndEnumeratorsAreThoseOfVerbs) {
   const abi::DeviceAttributes device = MakeDeviceAttributes(0);
   EXPECT_EQ(device.device_cap_flags,
             uint64_t{IBV_DEVICE_CURR_QP_STATE_MOD} | uint64_t{IBV_DEVICE_SYS_IMAGE_GUID} |
-                uint64_t{IBV_DEVICE_RC_RNR_NAK_GEN} | uint64_t{IBV_DEVICE_SRQ_RESIZE});
+                uint64_t{IBV_DEVICE_RC_RNR_NAK_GEN} | uint64_t{IBV_DEVICE_SRQ_RESIZE} |
+                uint64_t{IBV_DEVICE_PORT_ACTIVE_EVENT} | uint64_t{IBV_DEVICE_MEM_WINDOW} |
+                uint64_t{IBV_DEVICE_MEM_MGT_EXTENSIONS} | uint64_t{IBV_DEVICE_MEM_WINDOW_TYPE_2B});
   EXPECT_EQ(device.atomic_cap, uint32_t{IBV_ATOMIC_HCA});
   const abi::QueryPortReply port = MakePortAttributes();
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);

@@ -225,7 +225,7 @@ class BothEnds : public ::testing::Test {
   }
   void Notify() {
     abi::FullFence();
-    EXPECT_TRUE(device_cq_->Notify());
+    EXPECT_TRUE(device_cq_->Notify(transport::Time::Zero()).IsNever());
   }
 
   // What an engine thread does, until `done`: passes over what rang, then sleep.

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Posting by ibv_wr_*: ibv_wr_post(3).
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/verbs/verbs_support.h"
+
+namespace verbena::testing {
+namespace {
+
+constexpr uint64_t kRcOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+                            IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+                            IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+                            IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_LOCAL_INV |
+                            IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+class ExtendedQp : public ::testing::Test {
+ protected:
+  ExtendedQp()
+      : a_(EndOptions{.send_wr = 16, .sge = 4, .max_inline = 128, .send_ops = kRcOps}),
+        b_(EndOptions{.device = "verbena1"}) {
+    ConnectPair(a_, b_);
+    ex_ = ibv_qp_to_qp_ex(a_.qp());
+    FillPattern(local_.bytes(), 1);
+  }
+  // Number of the WQEs that fit.
+  uint32_t Capacity() {
+    ibv_qp_attr attr = {};
+    ibv_qp_init_attr init = {};
+    EXPECT_EQ(ibv_query_qp(a_.qp(), &attr, IBV_QP_CAP, &init), 0);
+    max_inline_ = init.cap.max_inline_data;
+    max_sge_ = init.cap.max_send_sge;
+    return init.cap.max_send_wr;
+  }
+  void Expect(uint64_t wr_id, ibv_wc_opcode opcode) {
+    const ibv_wc wc = PollOne(a_.send_cq());
+    EXPECT_EQ(wc.wr_id, wr_id);
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS) << Describe(wc);
+    EXPECT_EQ(wc.opcode, opcode);
+  }
+  void Next(uint64_t wr_id, unsigned flags = IBV_SEND_SIGNALED) {
+    ex_->wr_id = wr_id;
+    ex_->wr_flags = flags;
+  }
+
+  RcEnd a_, b_;
+  Memory local_{a_.pd(), 4096}, remote_{b_.pd(), 4096};
+  ibv_qp_ex* ex_ = nullptr;
+  uint32_t max_inline_ = 0, max_sge_ = 0;
+};
+
+TEST_F(ExtendedQp, EveryOperationOfAReliableConnection) {
+  ASSERT_NE(ex_, nullptr);
+  for (uint64_t i = 0; i < 3; ++i) ASSERT_EQ(b_.PostRecv(i, {remote_.sge(1024 * i, 1024)}), 0);
+  uint64_t word = 40;
+  memcpy(remote_.data() + 3584, &word, 8);
+  ibv_wr_start(ex_);
+  Next(1);
+  ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address(3072));
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 100);
+  Next(2);
+  ibv_wr_send(ex_);
+  const ibv_sge list[] = {local_.sge(0, 10), local_.sge(10, 0), local_.sge(10, 20)};
+  ibv_wr_set_sge_list(ex_, 3, list);
+  Next(3);
+  ibv_wr_send_imm(ex_, htonl(7));
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 50);
+  Next(4);
+  ibv_wr_rdma_write_imm(ex_, remote_.rkey(), remote_.address(3200), htonl(8));
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 60);
+  Next(5);
+  ibv_wr_rdma_read(ex_, remote_.rkey(), remote_.address(3072));
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(1000), 100);
+  Next(6);
+  ibv_wr_atomic_fetch_add(ex_, remote_.rkey(), remote_.address(3584), 2);
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(2000), 8);
+  Next(7);
+  ibv_wr_atomic_cmp_swp(ex_, remote_.rkey(), remote_.address(3584), 42, 77);
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(2008), 8);
+  ASSERT_EQ(ibv_wr_complete(ex_), 0);
+  Expect(1, IBV_WC_RDMA_WRITE);
+  Expect(2, IBV_WC_SEND);
+  Expect(3, IBV_WC_SEND);
+  Expect(4, IBV_WC_RDMA_WRITE);
+  Expect(5, IBV_WC_RDMA_READ);
+  Expect(6, IBV_WC_FETCH_ADD);
+  Expect(7, IBV_WC_COMP_SWAP);
+  EXPECT_EQ(memcmp(remote_.data() + 3072, local_.data(), 100), 0);
+  EXPECT_EQ(memcmp(local_.data() + 1000, local_.data(), 100), 0);
+  EXPECT_EQ(PatternMismatch(remote_.bytes().subspan(0, 30), 1), std::nullopt);
+  const uint64_t expected[] = {40, 42};
+  EXPECT_EQ(memcmp(local_.data() + 2000, expected, 16), 0);
+  memcpy(&word, remote_.data() + 3584, 8);
+  EXPECT_EQ(word, 77u);
+  EXPECT_EQ(PollOne(b_.recv_cq()).byte_len, 30u);
+  EXPECT_EQ(PollOne(b_.recv_cq()).imm_data, htonl(7));
+  const ibv_wc last = PollOne(b_.recv_cq());
+  EXPECT_EQ(last.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+  EXPECT_EQ(last.imm_data, htonl(8));
+}
+
+TEST_F(ExtendedQp, WhatIsAbortedIsNeverSeen) {
+  ibv_wr_start(ex_);
+  for (uint64_t i = 0; i < 5; ++i) {
+    Next(i);
+    ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address());
+    ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 8);
+  }
+  ibv_wr_abort(ex_);
+  ibv_wr_start(ex_);
+  Next(99);
+  ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address(8));
+  ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 8);
+  ASSERT_EQ(ibv_wr_complete(ex_), 0);
+  Expect(99, IBV_WC_RDMA_WRITE);
+  EXPECT_TRUE(StaysEmpty(a_.send_cq(), Milliseconds(50)));
+  EXPECT_EQ(remote_.data()[0], 0);
+}
+
+TEST_F(ExtendedQp, NothingOfABatchThatDoesNotFitIsPosted) {
+  const uint32_t capacity = Capacity();
+  for (const uint32_t count : {capacity + 1, capacity}) {
+    ibv_wr_start(ex_);
+    for (uint32_t i = 0; i < count; ++i) {
+      Next(i);
+      ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address());
+      ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 8);
+    }
+    EXPECT_EQ(ibv_wr_complete(ex_), count > capacity ? ENOMEM : 0);
+    if (count > capacity) {
+      EXPECT_TRUE(StaysEmpty(a_.send_cq(), Milliseconds(50)));
+    }
+  }
+  for (uint32_t i = 0; i < capacity; ++i) Expect(i, IBV_WC_RDMA_WRITE);
+}
+
+TEST_F(ExtendedQp, InlineDataAndListsUpToTheLimit) {
+  Capacity();
+  ASSERT_GE(max_inline_, 128u);
+  std::vector<uint8_t> bytes(max_inline_ * 4);
+  FillPattern(bytes, 5);
+  const auto post = [&](size_t length, bool list) {
+    ibv_wr_start(ex_);
+    Next(1, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+    ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address());
+    if (list) {
+      const ibv_data_buf buffers[] = {{bytes.data(), length / 2},
+                                      {nullptr, 0},
+                                      {bytes.data() + length / 2, length - length / 2}};
+      ibv_wr_set_inline_data_list(ex_, 3, buffers);
+    } else {
+      ibv_wr_set_inline_data(ex_, bytes.data(), length);
+    }
+    return ibv_wr_complete(ex_);
+  };
+  for (const bool list : {false, true}) {
+    for (const size_t length : {size_t{0}, size_t{1}, size_t{max_inline_}}) {
+      memset(remote_.data(), 0, 4096);
+      ASSERT_EQ(post(length, list), 0) << length;
+      Expect(1, IBV_WC_RDMA_WRITE);
+      EXPECT_EQ(PatternMismatch(remote_.bytes().subspan(0, length), 5), std::nullopt) << length;
+      EXPECT_EQ(remote_.data()[length], 0);
+    }
+    EXPECT_NE(post(max_inline_ + 1, list), 0);
+    EXPECT_NE(post(max_inline_ * 4, list), 0);
+  }
+  ASSERT_EQ(post(8, false), 0);  // it is as good as before
+  Expect(1, IBV_WC_RDMA_WRITE);
+}
+
+TEST_F(ExtendedQp, TooManySgesAreRefused) {
+  Capacity();
+  std::vector<ibv_sge> list(max_sge_ + 1, local_.sge(0, 4));
+  for (const size_t count : {size_t{max_sge_} + 1, size_t{max_sge_}}) {
+    ibv_wr_start(ex_);
+    Next(3);
+    ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address());
+    ibv_wr_set_sge_list(ex_, count, list.data());
+    EXPECT_EQ(ibv_wr_complete(ex_) == 0, count == max_sge_);
+  }
+  Expect(3, IBV_WC_RDMA_WRITE);
+}
+
+TEST_F(ExtendedQp, PostingBeforeReadyToSendIsRefused) {
+  RcEnd end(EndOptions{.send_ops = kRcOps});
+  ibv_qp_ex* ex = ibv_qp_to_qp_ex(end.qp());
+  ASSERT_NE(ex, nullptr);
+  ibv_wr_start(ex);
+  ibv_wr_send(ex);
+  EXPECT_EQ(ibv_wr_complete(ex), EINVAL);
+}
+
+TEST_F(ExtendedQp, ManyThreadsPostToOneQp) {
+  constexpr int kThreads = 4, kEach = 500;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([this] {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      for (int i = 0; i < kEach;) {
+        ibv_wr_start(ex_);
+        Next(1);
+        ibv_wr_atomic_fetch_add(ex_, remote_.rkey(), remote_.address(), 1);
+        ibv_wr_set_sge(ex_, local_.lkey(), local_.address(), 8);
+        const int error = ibv_wr_complete(ex_);
+        if (error == 0) {
+          ++i;
+        } else if (error != ENOMEM || std::chrono::steady_clock::now() > end) {
+          ADD_FAILURE() << strerror(error);
+          return;
+        } else {
+          std::this_thread::yield();
+        }
+      }
+    });
+  }
+  for (int i = 0; i < kThreads * kEach; ++i) Expect(1, IBV_WC_FETCH_ADD);
+  for (auto& thread : threads) thread.join();
+  uint64_t sum = 0;
+  memcpy(&sum, remote_.data(), 8);
+  EXPECT_EQ(sum, uint64_t{kThreads * kEach});
+}
+
+TEST(ExtendedQpCreation, AQpWithoutOperationsIsNoExtendedQp) {
+  RcEnd plain;
+  EXPECT_EQ(ibv_qp_to_qp_ex(plain.qp()), nullptr);
+}
+
+TEST(ExtendedQpCreation, OperationsThatATypeDoesNotHaveAreNotSupported) {
+  const auto context = OpenDevice();
+  const Owned<ibv_pd> pd(ibv_alloc_pd(context.get()));
+  const Owned<ibv_cq> cq(ibv_create_cq(context.get(), 16, nullptr, nullptr, 0));
+  const auto error_of = [&](ibv_qp_type type, uint64_t ops) {
+    ibv_qp_init_attr_ex init = {};
+    init.send_cq = init.recv_cq = cq.get();
+    init.cap = {1, 1, 1, 1, 0};
+    init.qp_type = type;
+    init.pd = pd.get();
+    init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    init.send_ops_flags = ops;
+    errno = 0;
+    const Owned<ibv_qp> qp(ibv_create_qp_ex(context.get(), &init));
+    return qp != nullptr ? 0 : errno;
+  };
+  EXPECT_EQ(error_of(IBV_QPT_RC, kRcOps), 0);
+  EXPECT_EQ(error_of(IBV_QPT_UD, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM), 0);
+  EXPECT_EQ(error_of(IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_WRITE), EOPNOTSUPP);
+  EXPECT_EQ(error_of(IBV_QPT_RC, IBV_QP_EX_WITH_TSO), EOPNOTSUPP);
+  EXPECT_EQ(error_of(IBV_QPT_RC, uint64_t{1} << 40), EOPNOTSUPP);
+}
+
+}  // namespace
+}  // namespace verbena::testing
