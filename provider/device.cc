@@ -70,7 +70,8 @@ int QueryDevice(ibv_context* ibv, const ibv_query_device_ex_input* input, ibv_de
   const Context* context = ToContext(ibv);
   if (input != nullptr && input->comp_mask != 0) return EINVAL;
   if (attr_size < sizeof(attr->orig_attr)) return EINVAL;
-  if (Unusable(context)) return EIO;
+  // Also in a forked child: they are constant.
+  if (context->DeviceDead()) return EIO;
   memset(static_cast<void*>(attr), 0, attr_size);
   FillAttributes(context->attributes, &attr->orig_attr);
   if (VERBENA_HAS(attr_size, device_cap_flags_ex)) {
