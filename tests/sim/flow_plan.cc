@@ -118,8 +118,8 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
         return;
       }
       if (wr.opcode != WrOpcode::kSend) break;
-      wr.opcode = WrOpcode::kBindMw;
-      wr.expected = WcStatus::kLocQpOpErr;
+      wr.opcode = WrOpcode::kBindMw;  // of a window that is not there
+      wr.expected = WcStatus::kMwBindErr;
       return;
     default:
       break;
@@ -196,8 +196,9 @@ void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sen
     if (wr.is_read_or_atomic() && path.max_rd_atomic == 0 && wr.expected != WcStatus::kLocLenErr) {
       wr.expected = WcStatus::kLocQpOpErr;
     }
-    const bool local_error =
-        wr.expected == WcStatus::kLocQpOpErr || wr.expected == WcStatus::kLocLenErr;
+    const bool local_error = wr.expected == WcStatus::kLocQpOpErr ||
+                             wr.expected == WcStatus::kLocLenErr ||
+                             wr.expected == WcStatus::kMwBindErr;
     if (!local_error && wr.opcode != WrOpcode::kLocalInv) {
       wr.packets = wr.bytes == 0 ? 1 : (wr.bytes - 1) / path.mtu() + 1;
       total_packets_ += wr.packets;

@@ -56,7 +56,8 @@ TEST(RegionTableTest, RegisterChecksItsArguments) {
              kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead | kAccessRemoteAtomic |
                  kAccessMwBind | kAccessZeroBased),
        0},
-      {"on demand", Plain(0x1000, 1, kAccessLocalWrite | kAccessOnDemand), EINVAL},
+      {"on demand", Plain(0x1000, 1, kAccessLocalWrite | kAccessOnDemand), 0},
+      {"length 0 without an address", Plain(0x1000, 0, kAccessZeroBased), 0},
       {"unknown bit", Plain(0x1000, 1, kAccessLocalWrite | 1u << 12), EINVAL},
       {"huge pages and relaxed ordering", Plain(0x1000, 1, kAccessLocalWrite | 1u << 7 | 1u << 20),
        0},
@@ -70,6 +71,68 @@ TEST(RegionTableTest, RegisterChecksItsArguments) {
       EXPECT_NE(key, 0u) << c.name;
     }
   }
+}
+
+transport::WindowBind BindTo(uint32_t window, uint32_t region, uint32_t access) {
+  return {.window = window,
+          .new_key = (window & ~0xffu) | ((window + 1) & 0xff),
+          .region_key = region,
+          .access = access,
+          .address = 0x1010,
+          .length = 0x20};
+}
+
+TEST(RegionTableTest, AWindowGrantsItsOwnRightsInItsOwnBounds) {
+  RegionTable table(16, 1);
+  uint32_t region = 0, window = 0;
+  ASSERT_EQ(table.Register(Plain(0x1000, 0x100, kAccessLocalWrite | kAccessMwBind), &region), 0);
+  ASSERT_EQ(table.AllocateWindow(RegionKind::kWindow1, 5, 1, &window), 0);
+  Extent extent;
+  const auto write = [&](uint32_t key, uint64_t address, uint64_t bytes, uint32_t qpn = 7) {
+    return table.Translate(key, 5, address, bytes, MemoryAccess::kRemoteWrite, &extent, qpn);
+  };
+  EXPECT_EQ(write(window, 0x1010, 8), MemoryStatus::kBadKey);  // not bound
+  const auto bind = BindTo(window, region, kAccessRemoteWrite);
+  ASSERT_EQ(table.Bind(bind, 5, 7), MemoryStatus::kOk);
+  EXPECT_EQ(write(window, 0x1010, 8), MemoryStatus::kBadKey);  // its key of before
+  EXPECT_EQ(write(bind.new_key, 0x1010, 0x20), MemoryStatus::kOk);
+  EXPECT_EQ(extent.address, 0x1010u);
+  EXPECT_EQ(write(bind.new_key, 0x1010, 0x21), MemoryStatus::kOutOfBounds);
+  EXPECT_EQ(write(bind.new_key, 0x100f, 1), MemoryStatus::kOutOfBounds);
+  EXPECT_EQ(table.Translate(bind.new_key, 5, 0x1010, 1, MemoryAccess::kRemoteRead, &extent),
+            MemoryStatus::kNoRight);
+  EXPECT_EQ(table.Translate(bind.new_key, 5, 0x1010, 1, MemoryAccess::kLocalRead, &extent),
+            MemoryStatus::kBadKey);
+  EXPECT_EQ(table.Translate(bind.new_key, 6, 0x1010, 1, MemoryAccess::kRemoteWrite, &extent),
+            MemoryStatus::kWrongPd);
+}
+
+TEST(RegionTableTest, AWindowDoesNotOutliveItsRegionNorItsQp) {
+  RegionTable table(16, 1);
+  uint32_t region = 0, window = 0;
+  ASSERT_EQ(table.Register(Plain(0x1000, 0x100, kAccessLocalWrite | kAccessMwBind), &region), 0);
+  ASSERT_EQ(table.AllocateWindow(RegionKind::kWindow2, 5, 1, &window), 0);
+  Extent extent;
+  const auto read = [&](uint32_t key, uint32_t qpn) {
+    return table.Translate(key, 5, 0x1010, 1, MemoryAccess::kRemoteRead, &extent, qpn);
+  };
+  auto bind = BindTo(window, region, transport::kAccessRemoteRead);
+  ASSERT_EQ(table.Bind(bind, 5, 7), MemoryStatus::kOk);
+  EXPECT_EQ(read(bind.new_key, 7), MemoryStatus::kOk);
+  EXPECT_EQ(read(bind.new_key, 8), MemoryStatus::kWrongPd);
+  EXPECT_EQ(table.Bind(bind, 5, 7), MemoryStatus::kNoRight);  // bound already
+  EXPECT_EQ(table.Invalidate(bind.new_key, 5, 8), MemoryStatus::kNoRight);
+  table.UnbindWindowsOf(7);
+  EXPECT_EQ(read(bind.new_key, 7), MemoryStatus::kBadKey);
+  bind.window = bind.new_key;
+  ASSERT_EQ(table.Bind(bind, 5, 9), MemoryStatus::kOk);
+  EXPECT_EQ(table.Find(region)->windows, 1u);
+  EXPECT_EQ(table.Change(*table.Find(region)), EBUSY);
+  EXPECT_TRUE(table.Deregister(region));  // its process is gone
+  EXPECT_EQ(read(bind.new_key, 9), MemoryStatus::kBadKey);
+  EXPECT_TRUE(table.Deregister(table.FindWindow(window)->key));
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_EQ(table.window_count(), 0u);
 }
 
 TEST(RegionTableTest, TranslateGrantsWhatTheRegionGrants) {

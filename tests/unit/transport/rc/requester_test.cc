@@ -521,7 +521,7 @@ const LocalErrorCase kLocalErrors[] = {
     {"send_from_unmapped_page", WrOpcode::kSend, 8, 0x501, 0, WcStatus::kLocProtErr},
     {"atomic_result_too_small", WrOpcode::kFetchAdd, 4, kKey, kBase, WcStatus::kLocLenErr},
     {"message_over_two_gibibytes", WrOpcode::kSend, 0x80000001, kKey, kBase, WcStatus::kLocLenErr},
-    {"bind_is_not_supported", WrOpcode::kBindMw, 0, kKey, kBase, WcStatus::kLocQpOpErr},
+    {"bind_of_an_unknown_window", WrOpcode::kBindMw, 0, kKey, kBase, WcStatus::kMwBindErr},
     {"local_invalidate_of_a_wrong_key", WrOpcode::kLocalInv, 0, kKey, kBase, WcStatus::kLocQpOpErr},
 };
 
