@@ -47,6 +47,10 @@ inline constexpr uint32_t kUdpQkey = 0x01234567;
 inline constexpr size_t kMaxCmIds = 65536;
 inline constexpr size_t kMaxCmFiles = 65536;
 inline constexpr uint32_t kMaxBacklog = 1024;
+inline constexpr size_t kMaxHeldRequests = 256;
+// Much shorter than any peer's patience (4 s), longer than a step of a program
+// on a busy machine.
+inline constexpr transport::Duration kListenGrace = transport::Duration::Milliseconds(200);
 
 // One rdma_cm id: what ucma and cma keep of it.
 struct CmIdRecord : PortOwner {
@@ -97,6 +101,14 @@ struct CmQueuedEvent {
   uint32_t id = 0;     // counts as reported for this id
   uint32_t group = 0;  // and for this group, if any
   uint32_t child = 0;  // CONNECT_REQUEST: the new id
+};
+
+// A request for a port that somebody has bound and, it may be hoped, is about to
+// listen on: programs tell their port before they call rdma_listen (qperf).
+struct CmHeldRequest {
+  transport::MadPacket mad;
+  uint64_t service_id = 0;
+  transport::Time until;  // answered then, whoever listens
 };
 
 struct CmFileRecord {
@@ -219,6 +231,10 @@ class CmAgent::State {
                            CmIdQpType type);
   void FillAhAttr(const transport::CmPath& path, ib_uverbs_ah_attr* attr) const;
   bool EnterDisconnect(CmIdRecord& record);
+  // The service of a request that nobody listens for yet, but may soon.
+  std::optional<uint64_t> AwaitedService(const transport::MadPacket& mad) const;
+  // Hands on what was held for `service_id`.
+  void ReleaseHeld(uint64_t service_id);
 
   std::vector<CmNic> nics_;
   CmPlatform& platform_;
@@ -232,6 +248,7 @@ class CmAgent::State {
   std::unordered_map<uint32_t, CmGroupRecord> groups_;
   std::unordered_map<transport::CmId, uint32_t> by_cm_;  // protocol id → id
   std::map<uint64_t, std::set<uint32_t>> listeners_;     // service id → ids
+  std::deque<CmHeldRequest> held_;                       // oldest first
   std::set<uint32_t> resolving_;
   transport::Time next_resolve_ = transport::Time::Never();
   std::deque<CmNotification> notifications_;

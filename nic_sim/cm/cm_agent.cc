@@ -295,14 +295,58 @@ int CmAgent::State::GetEvent(const Request& request) {
 
 // --- Packets and time
 
+std::optional<uint64_t> CmAgent::State::AwaitedService(const MadPacket& mad) const {
+  transport::CmParseError error;
+  const auto header = transport::ParseCmHeader(mad.bytes, &error);
+  if (!header) return std::nullopt;
+  uint64_t service_id;
+  const std::byte* data = mad.bytes.data() + transport::kMadHeaderBytes;
+  if (header->attribute == transport::CmAttribute::kReq) {
+    service_id = transport::CmReq::Load(data).service_id;
+  } else if (header->attribute == transport::CmAttribute::kSidrReq) {
+    service_id = transport::CmSidrReq::Load(data).service_id;
+  } else {
+    return std::nullopt;
+  }
+  if (service_id >> 32 != 0 || listeners_.contains(service_id)) return std::nullopt;
+  const auto* owners =
+      ports_.OwnersOf(static_cast<uint16_t>(service_id >> 16), static_cast<uint16_t>(service_id));
+  if (owners == nullptr) return std::nullopt;
+  const bool may_listen = std::any_of(owners->begin(), owners->end(), [](const PortOwner* owner) {
+    return static_cast<const CmIdRecord*>(owner)->state == CmIdState::kAddrBound;
+  });
+  return may_listen ? std::optional(service_id) : std::nullopt;
+}
+
+void CmAgent::State::ReleaseHeld(uint64_t service_id) {
+  std::deque<CmHeldRequest> others;
+  for (const CmHeldRequest& held : std::exchange(held_, {})) {
+    if (held.service_id == service_id) {
+      protocol_.HandleMad(held.mad, now_);
+    } else {
+      others.push_back(held);
+    }
+  }
+  held_ = std::move(others);
+}
+
 void CmAgent::State::HandleMad(const MadPacket& mad, Time now) {
   now_ = now;
+  const auto service = held_.size() < kMaxHeldRequests ? AwaitedService(mad) : std::nullopt;
+  if (service) {
+    held_.push_back({.mad = mad, .service_id = *service, .until = now + kListenGrace});
+    return;
+  }
   protocol_.HandleMad(mad, now);
   DrainProtocol();
 }
 
 void CmAgent::State::HandleTimeout(Time now) {
   now_ = now;
+  while (!held_.empty() && held_.front().until <= now) {
+    protocol_.HandleMad(held_.front().mad, now);
+    held_.pop_front();
+  }
   protocol_.HandleTimeout(now);
   DrainProtocol();
   if (next_resolve_ > now) return;
@@ -321,7 +365,8 @@ void CmAgent::State::HandleTimeout(Time now) {
 }
 
 Time CmAgent::State::next_timeout() const {
-  return std::min(protocol_.next_timeout(), next_resolve_);
+  const Time held = held_.empty() ? Time::Never() : held_.front().until;
+  return std::min({protocol_.next_timeout(), next_resolve_, held});
 }
 
 // --- The public face

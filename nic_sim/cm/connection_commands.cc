@@ -94,6 +94,7 @@ int CmAgent::State::Listen(const Request& request) {
   const uint64_t service_id = transport::CmServiceId(record->port_space, record->source.port);
   listeners_[service_id].insert(record->id);
   protocol_.Listen(service_id);
+  ReleaseHeld(service_id);
   return 0;
 }
 

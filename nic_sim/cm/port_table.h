@@ -31,6 +31,11 @@ class PortTable {
   // Binds a free port and writes it to owner.source. EADDRNOTAVAIL: none left.
   int BindEphemeral(uint16_t space, PortOwner& owner, uint32_t random);
   void Release(uint16_t space, PortOwner& owner);
+  // Who has bound a port; nullptr: nobody.
+  const std::set<PortOwner*>* OwnersOf(uint16_t space, uint16_t port) const {
+    const auto it = ports_.find({space, port});
+    return it == ports_.end() ? nullptr : &it->second;
+  }
   // Whether `owner`, which is bound, may be the one that listens.
   int CheckListen(uint16_t space, const PortOwner& owner) const;
 

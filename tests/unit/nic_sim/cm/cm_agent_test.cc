@@ -182,6 +182,31 @@ TEST_F(TwoHosts, ClosedPortRejectsWithReason8) {
   client_.Expect(kRejected, 8);
 }
 
+// qperf tells its client the port before it listens.
+TEST_F(TwoHosts, RequestForABoundPortWaitsAMomentForTheListener) {
+  const uint32_t listener = server_.Create();
+  ASSERT_EQ(server_.Bind(listener, At("0.0.0.0", kPortNumber)), 0);
+  const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
+  EXPECT_EQ(client_.Connect(id, 0x111), 0);
+  network_.Run(Duration::Milliseconds(50));
+  client_.ExpectNoEvent();
+  ASSERT_EQ(server_.Listen(listener), 0);
+  server_.Expect(kConnectRequest);
+  network_.Run(Duration::Milliseconds(1000));
+  client_.ExpectNoEvent();
+  EXPECT_EQ(network_.CountSent(CmAttribute::kReq), 1u);
+}
+
+TEST_F(TwoHosts, RequestForABoundPortIsRejectedIfNobodyListensSoon) {
+  const uint32_t bound = server_.Create();
+  ASSERT_EQ(server_.Bind(bound, At("0.0.0.0", kPortNumber)), 0);
+  const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
+  EXPECT_EQ(client_.Connect(id, 0x111), 0);
+  network_.Run(Duration::Milliseconds(250));
+  client_.Expect(kRejected, 8);
+  EXPECT_EQ(network_.CountSent(CmAttribute::kReq), 1u);
+}
+
 TEST_F(TwoHosts, UnreachablePeerIsReportedAfterSixteenRequests) {
   network_.loses = [](size_t, CmAttribute) { return true; };
   const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
