@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "provider/provider.h"
@@ -48,6 +49,15 @@ void FillAttributes(const abi::DeviceAttributes& from, ibv_device_attr* to) {
 #define VERBENA_HAS(size, field) \
   ((size) >= offsetof(ibv_device_attr_ex, field) + sizeof(ibv_device_attr_ex::field))
 
+// A RoCE port has LID 0. Programs that know only LIDs, and would address peers
+// by 0, are shown those that the daemon has for them: with VERBENA_LIDS=1, and
+// qperf, which without -cm1 is such a program.
+bool ShowsLids() {
+  const char* chosen = secure_getenv("VERBENA_LIDS");
+  if (chosen != nullptr && *chosen != '\0') return strcmp(chosen, "0") != 0;
+  return strcmp(program_invocation_short_name, "qperf") == 0;
+}
+
 }  // namespace
 
 // ibv_query_device(3) comes here with a structure of 232 bytes only.
@@ -86,7 +96,7 @@ int QueryPort(ibv_context* ibv, uint8_t port, ibv_port_attr* attr) {
   attr->bad_pkey_cntr = reply.bad_pkey_count;
   attr->qkey_viol_cntr = reply.qkey_violation_count;
   attr->pkey_tbl_len = reply.pkey_table_len;
-  attr->lid = reply.lid;
+  attr->lid = ShowsLids() ? reply.lid : 0;
   attr->max_vl_num = reply.max_vl_num;
   attr->active_width = reply.active_width;
   attr->active_speed = reply.active_speed;

@@ -295,7 +295,7 @@ struct CreateQpReply {
 struct AhAttr {
   uint8_t dgid[16];
   uint32_t flow_label;
-  uint16_t dlid;
+  uint16_t dlid;  // without is_global: as QueryPortReply::lid
   uint8_t sgid_index;
   uint8_t hop_limit;
   uint8_t traffic_class;
@@ -443,7 +443,7 @@ struct QueryPortReply {
   uint32_t qkey_violation_count;
   uint16_t gid_table_len;
   uint16_t pkey_table_len;
-  uint16_t lid;
+  uint16_t lid;   // of the daemon's own (nic_sim/qp/lid.h); RoCE drivers show 0
   uint8_t state;  // enum ibv_port_state
   uint8_t max_mtu;
   uint8_t active_mtu;

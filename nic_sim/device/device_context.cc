@@ -13,6 +13,7 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/device/slots.h"
+#include "nic_sim/qp/lid.h"
 #include "nic_sim/qp/path.h"
 
 namespace verbena::nic {
@@ -324,11 +325,12 @@ int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
 int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) {
   const auto pd = pds_.find(request.pd);
   if (pd == pds_.end()) return EINVAL;
-  if (const int error = CheckAddress(nic_, request.attr); error != 0) return error;
+  const abi::AhAttr attr = WithGids(nic_, shard_.fabric(), request.attr);
+  if (const int error = CheckAddress(nic_, attr); error != 0) return error;
   if (share_.ah_count >= limits_.ahs) return ENOMEM;
   while (ahs_.contains(next_ah_)) ++next_ah_;
   *handle = next_ah_++;
-  const transport::PacketAddress address = AddressFor(nic_, shard_.fabric(), request.attr);
+  const transport::PacketAddress address = AddressFor(nic_, shard_.fabric(), attr);
   ahs_.emplace(*handle, AddressHandle{.pd = request.pd,
                                       .flow_label = address.flow_label,
                                       .path = transport::PacketTemplate(address)});
@@ -356,6 +358,7 @@ int DeviceContext::QueryPort(uint32_t port, abi::QueryPortReply* reply) {
   const abi::ReplyHeader header = reply->header;
   *reply = MakePortAttributes();
   reply->header = header;
+  reply->lid = LidOf(nic_);
   Fabric& fabric = shard_.fabric();
   fabric.RefreshLinks();
   reply->active_mtu = static_cast<uint8_t>(fabric.active_mtu(nic_.port()));

@@ -5,6 +5,7 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/engine/shard.h"
+#include "nic_sim/qp/lid.h"
 #include "nic_sim/qp/path.h"
 #include "nic_sim/qp/rc_qp.h"
 #include "nic_sim/qp/ud_qp.h"
@@ -123,8 +124,10 @@ void Qp::BuildPath() {
   config_.shard->fabric().Prepare(nic().port(), peer_gid_, config_.shard->now());
 }
 
-int Qp::Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation) {
+int Qp::Modify(const abi::QpAttr& requested, uint32_t mask, uint32_t new_generation) {
   using namespace transport;
+  abi::QpAttr attr = requested;
+  if ((mask & kQpAttrAv) != 0) attr.ah = WithGids(nic(), config_.shard->fabric(), attr.ah);
   if ((mask & kQpAttrCurState) != 0 && attr.cur_state != static_cast<uint32_t>(state_)) {
     return EINVAL;
   }

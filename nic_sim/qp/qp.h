@@ -82,7 +82,7 @@ class Qp {
 
   // --- Control commands ---
   // 0 or an errno; nothing changes on error.
-  int Modify(const abi::QpAttr& attr, uint32_t mask, uint32_t new_generation);
+  int Modify(const abi::QpAttr& requested, uint32_t mask, uint32_t new_generation);
   abi::QpAttr Query() const;
 
   // --- Engine steps ---
