@@ -190,7 +190,10 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
       if (context->DeviceDead()) count = Flush(cq, num_entries, wc);
       ++cq->empty_polls;
       if (cq->empty_polls % kEmptyPollsBeforeHangUpCheck == 0) context->channel.LookForHangUp();
-      yield = cq->empty_polls > kEmptyPollsBeforeYield &&
+      // Not each time from there on: on a busy machine a yield costs milliseconds, and a program
+      // may have more to look at than this CQ (Open MPI progresses its second worker each hundred
+      // rounds).
+      yield = cq->empty_polls % kEmptyPollsBeforeYield == 0 &&
               context->status->mode == abi::kEngineThreadPerCpu;
     } else {
       cq->empty_polls = 0;
