@@ -56,7 +56,7 @@ class Qperf(AppTestCase):
     # qperf's server tells its port before it listens on it.
     def test_the_server_is_never_too_late_to_listen(self):
         server, command = self.start_server()
-        for _ in range(50 if FULL else 5):
+        for _ in range(50 if FULL else 3):
             status, output = self.daemon.run(*command, ADDRESS, "-cm1", "-n", 10, "rc_rdma_read_bw",
                                              limit=20)
             self.assertEqual(status, 0, output + server.describe())

@@ -16,6 +16,8 @@ import verbena_testing
 from verbena_testing import ADDRESS, FULL, AppTestCase, free_port
 
 EXAMPLES = "/usr/share/doc/libucx-dev/examples"
+# `rc` is rc_verbs and, to connect its QPs, ud_verbs.
+RC = {"UCX_TLS": "rc,self", "UCX_NET_DEVICES": "verbena0:1"}
 UD = {"UCX_TLS": "ud_verbs,self", "UCX_NET_DEVICES": "verbena0:1"}
 ITERATIONS = 1000 if FULL else 60
 
@@ -43,6 +45,19 @@ FULL_TESTS = "".join(
         f"{test}_{size}_{depth} -t {test} -s {size} -O {depth}\n"
         for test in ("ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap")
         for size in (4, 8) for depth in (1, 16))
+UD_TESTS = "".join(line + "\n" for line in UCP_TESTS.splitlines()
+                   if line.split()[0] in ("tag_bw", "stream", "am", "put_bw", "get", "fadd"))
+UCT_RC_TESTS = """\
+short  -t am_lat -D short
+zcopy  -t am_bw -D zcopy -s 2000
+put    -t put_lat -D short
+putz   -t put_bw -D zcopy -s 100000
+get    -t get -D zcopy -s 100000
+bget   -t get -D bcopy -s 1000
+add    -t add_mr
+fadd   -t fadd
+cswap  -t cswap
+"""
 UCT_TESTS = """\
 short  -t am_lat -D short
 bcopy  -t am_bw -D bcopy -s 1000
@@ -94,14 +109,20 @@ class Ucx(AppTestCase):
         status, output = self.daemon.run("ucx_info", "-d", limit=60)
         self.assertEqual(status, 0, output)
         for device in ("verbena0:1", "verbena1:1"):
-            self.assertRegex(output, rf"Transport: ud_verbs\n# +Device: {device}")
+            for transport in ("rc_verbs", "ud_verbs"):
+                self.assertRegex(output, rf"Transport: {transport}\n# +Device: {device}")
+        self.assertNotRegex(output, "ERROR|WARN")
         self.assertIn("Connection manager: rdmacm", output)
 
-    def test_ud_verbs(self):
-        self.perftest(FULL_TESTS if FULL else UCP_TESTS, UD)
+    def test_rc_verbs(self):
+        self.perftest(FULL_TESTS if FULL else UCP_TESTS, RC)
 
-    def test_messages_of_the_transport_itself(self):
+    def test_ud_verbs(self):
+        self.perftest(FULL_TESTS if FULL else UD_TESTS, UD)
+
+    def test_operations_of_the_transports_themselves(self):
         self.perftest(UCT_TESTS, UD, "-d", "verbena0:1", "-x", "ud_verbs")
+        self.perftest(UCT_RC_TESTS, RC, "-d", "verbena0:1", "-x", "rc_verbs")
 
     # -q: each side checks what it gets.
     def io_demo(self, environment, *options):
@@ -127,10 +148,14 @@ class Ucx(AppTestCase):
         server.close()
 
     def test_io_demo_by_tags_connects_by_rdma_cm(self):
-        self.io_demo(UD)
+        self.io_demo(RC)
+        if FULL:
+            self.io_demo(UD)
 
     def test_io_demo_by_active_messages_connects_by_rdma_cm(self):
         self.io_demo(UD, "-A")
+        if FULL:
+            self.io_demo(RC, "-A")
 
     def example(self, name):
         program = os.path.join(self.folder.name, name)
@@ -143,12 +168,12 @@ class Ucx(AppTestCase):
         for name, server_options, client_options in (
                 ("ucp_hello_world", (), ("-n",)),
                 ("uct_hello_world", ("-d", "verbena0:1", "-t", "ud_verbs"), ("-n",)),
+                ("uct_hello_world", ("-d", "verbena0:1", "-t", "rc_verbs"), ("-n",)),
                 ("ucp_client_server", ("-c", "am"), ("-a",)),
-                ("ucp_client_server", ("-c", "tag"), ("-a",)),
                 ("ucp_client_server", ("-c", "stream"), ("-a",))):
             with self.subTest(name=name, options=server_options):
                 program, port = self.example(name), free_port()
-                environment = {**UD, "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
+                environment = {**RC, "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
                 server = self.start(program, *server_options, "-p", port, environment=environment)
                 time.sleep(0.5)  # Says nothing when it listens.
                 status, output = self.daemon.run(program, *server_options, "-p", port,
