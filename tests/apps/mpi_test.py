@@ -55,8 +55,11 @@ class Mpi(AppTestCase):
                    "-x", f"UCX_NET_DEVICES={DEVICE}", "-x", f"UCX_TLS={transports}",
                    self.program("mpicxx.openmpi"))
 
+    # MPICH 4.0 cannot unpack a fragment that ends inside an element (it fails over TCP, too, with
+    # UCX_TCP_TX_SEG_SIZE=5003): those of 8201 bytes carry a multiple of 8.
     def mpich(self, ranks, transports):
         self.check("mpiexec.mpich", "-n", ranks, "-env", "UCX_NET_DEVICES", DEVICE,
+                   "-env", "UCX_RC_VERBS_SEG_SIZE", 8201,
                    "-env", "UCX_TLS", transports, self.program("mpicxx.mpich"))
 
     def test_open_mpi(self):
