@@ -16,6 +16,10 @@ namespace {
 
 uint32_t Log2(uint32_t power_of_two) { return static_cast<uint32_t>(__builtin_ctz(power_of_two)); }
 
+uint32_t CeilPowerOfTwo(uint32_t value) {
+  return value <= 1 ? 1 : 1u << (32 - __builtin_clz(value - 1));
+}
+
 void DestroyOnDevice(Context* context, uint32_t handle) {
   abi::HandleRequest request = {};
   abi::DestroyReply reply = {};
@@ -64,24 +68,35 @@ void WaitForAcks(ibv_cq* cq, uint32_t reported, uint32_t reported_async) {
   pthread_mutex_unlock(&cq->mutex);
 }
 
-// True if the device has not looked at all that was posted on the QPs of this CQ.
-bool HasNews(Cq* cq) {
-  const SpinGuard guard(cq->lock);
-  for (const Qp* qp = cq->senders; qp != nullptr; qp = qp->sq.next) {
-    if (qp->record->sq_fetched.load(std::memory_order_acquire) !=
-            qp->sq.head.load(std::memory_order_relaxed) &&
-        qp->state.load(std::memory_order_relaxed) == IBV_QPS_RTS) {
-      return true;
-    }
+// CQEs that lie there, at most `limit`.
+uint32_t CountCqes(const Cq* cq, uint32_t limit) {
+  uint32_t count = 0;
+  for (uint32_t index = cq->consumer; count < limit; ++count, ++index) {
+    const auto* cqe = reinterpret_cast<const abi::Cqe*>(cq->ring.Slot(index));
+    const uint32_t expected = ((index >> cq->slots_log2) & 1) ^ 1;
+    if ((cqe->phase.load(std::memory_order_acquire) & 1) != expected) break;
   }
-  return false;
+  return count;
+}
+
+// Whether it is known if more than `entries` CQEs will lie in the CQ when all
+// that was posted is done.
+bool IsDecided(Cq* cq, uint32_t entries) {
+  const SpinGuard guard(cq->lock);
+  if (CountCqes(cq, entries + 1) > entries) return true;
+  uint64_t outstanding = 0;
+  for (const Qp* qp = cq->senders; qp != nullptr; qp = qp->sq.next) {
+    outstanding +=
+        qp->sq.head.load(std::memory_order_relaxed) - qp->sq.tail.load(std::memory_order_relaxed);
+  }
+  return outstanding <= entries;
 }
 
 // A CQ that gets smaller is judged by what was posted before: the device, which
-// may be asleep, has a moment to look at it, as one of hardware would have.
-void LetDeviceCatchUp(const Context* context, Cq* cq) {
-  constexpr int kLongestWaitMs = 20;
-  for (int waited_ms = 0; waited_ms < kLongestWaitMs && HasNews(cq); ++waited_ms) {
+// may be asleep, has a moment to carry it out, as one of hardware would have.
+void LetDeviceCatchUp(const Context* context, Cq* cq, uint32_t entries) {
+  constexpr int kLongestWaitMs = 100;
+  for (int waited_ms = 0; waited_ms < kLongestWaitMs && !IsDecided(cq, entries); ++waited_ms) {
     WakeAnyEngine(context);
     usleep(1000);
   }
@@ -167,7 +182,7 @@ int ResizeCq(ibv_cq* ibv, int cqe) {
   request.header.op = abi::kCmdResizeCq;
   request.handle = ibv->handle;
   request.cqe = static_cast<uint32_t>(cqe);
-  if (cqe < ibv->cqe) LetDeviceCatchUp(context, cq);
+  if (cqe < ibv->cqe) LetDeviceCatchUp(context, cq, CeilPowerOfTwo(request.cqe));
   const CreateGuard guard(context);
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, -1, &fds);
