@@ -86,7 +86,8 @@ TEST_P(Device, GivesTheSameAttributesByTheExtendedQuery) {
   ASSERT_EQ(ibv_query_device(context_.get(), &attr), 0);
   ASSERT_EQ(ibv_query_device_ex(context_.get(), nullptr, &extended), 0);
   EXPECT_EQ(memcmp(&attr, &extended.orig_attr, sizeof(attr)), 0);
-  EXPECT_EQ(extended.odp_caps.general_caps, 0u);
+  EXPECT_EQ(extended.odp_caps.general_caps,
+            uint64_t{IBV_ODP_SUPPORT} | uint64_t{IBV_ODP_SUPPORT_IMPLICIT});
   EXPECT_EQ(extended.raw_packet_caps, 0u);
 }
 
