@@ -45,9 +45,10 @@ VERBENA_INTERPOSE int ioctl(int fd, unsigned long request, ...) noexcept {
   va_start(arguments, request);
   void* argument = va_arg(arguments, void*);
   va_end(arguments);
-  if (request == kRdmaVerbsIoctl && IsUverbs(fd)) return VerbsIoctl(argument);
+  if (request == kRdmaVerbsIoctl && IsUverbs(fd)) return VerbsIoctl(fd, argument);
   if (request == verbena::abi::kIoctlPassAsyncFd && IsUverbs(fd)) {
-    return verbena::provider::PassAsyncFd(static_cast<int>(reinterpret_cast<intptr_t>(argument)));
+    return verbena::provider::PassAsyncFd(fd,
+                                          static_cast<int>(reinterpret_cast<intptr_t>(argument)));
   }
   if (request == SIOCGIFCONF && argument != nullptr) {
     auto* const list = static_cast<ifconf*>(argument);

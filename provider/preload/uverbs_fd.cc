@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -42,7 +43,21 @@ constexpr uint64_t kCommandCreateCompChannel = 17;
 constexpr uint16_t kObjectAsyncEvent = 16;
 constexpr uint16_t kMethodAlloc = 0;
 
-thread_local int t_async_fd = -1;  // for the next allocation, see PassAsyncFd
+// What PassAsyncFd left for the allocation that follows on the same descriptor:
+// its number + 1 above the event descriptor's, 0 where free. As many imports at a
+// time as there are places.
+std::atomic<uint64_t> g_async_fds[16];
+
+// The descriptor that was left for `fd`, or -1.
+int TakeAsyncFd(int fd) {
+  for (std::atomic<uint64_t>& place : g_async_fds) {
+    uint64_t value = place.load(std::memory_order_acquire);
+    if (value >> 32 == static_cast<uint64_t>(fd) + 1 && place.compare_exchange_strong(value, 0)) {
+      return static_cast<int>(value & 0xffffffff);
+    }
+  }
+  return -1;
+}
 
 // Reads without moving anybody's file position.
 bool ReadContent(int fd, abi::CommandFdContent* content) {
@@ -110,12 +125,16 @@ bool IsUverbs(int fd) {
   return ours;
 }
 
-int PassAsyncFd(int fd) {
-  t_async_fd = fd;
-  return 0;
+int PassAsyncFd(int fd, int async_fd) {
+  const uint64_t value = (static_cast<uint64_t>(fd) + 1) << 32 | static_cast<uint32_t>(async_fd);
+  for (std::atomic<uint64_t>& place : g_async_fds) {
+    uint64_t free_place = 0;
+    if (place.compare_exchange_strong(free_place, value)) return 0;
+  }
+  return Fail(EBUSY);
 }
 
-int VerbsIoctl(void* argument) {
+int VerbsIoctl(int fd, void* argument) {
   if (argument == nullptr) return Fail(EFAULT);
   const IoctlHeader* header = static_cast<const IoctlHeader*>(argument);
   IoctlAttr* attrs = reinterpret_cast<IoctlAttr*>(static_cast<char*>(argument) + sizeof(*header));
@@ -123,10 +142,11 @@ int VerbsIoctl(void* argument) {
     return Fail(EINVAL);
   }
   if (header->object_id == kObjectAsyncEvent && header->method_id == kMethodAlloc &&
-      header->num_attrs >= 1 && t_async_fd >= 0) {
-    attrs[0].data = static_cast<uint64_t>(t_async_fd);
+      header->num_attrs >= 1) {
+    const int async_fd = TakeAsyncFd(fd);
+    if (async_fd < 0) return Fail(EPROTONOSUPPORT);
+    attrs[0].data = static_cast<uint64_t>(async_fd);
     attrs[0].flags |= 2;
-    t_async_fd = -1;
     return 0;
   }
   if (header->object_id != kObjectDevice || header->method_id != kMethodInvokeWrite) {

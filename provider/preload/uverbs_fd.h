@@ -20,10 +20,10 @@ bool IsUverbs(int fd, const struct stat& status, unsigned* number);
 bool IsUverbs(int fd);
 
 // kIoctlPassAsyncFd on one of our descriptors.
-int PassAsyncFd(int fd);
+int PassAsyncFd(int fd, int async_fd);
 
 // RDMA_VERBS_IOCTL on one of our descriptors: what libibverbs itself asks for.
 // Returns 0, or -1 with errno.
-int VerbsIoctl(void* header);
+int VerbsIoctl(int fd, void* header);
 
 }  // namespace verbena::provider

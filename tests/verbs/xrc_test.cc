@@ -416,7 +416,8 @@ TEST(XrcProcesses, SrqsOfThreeProcessesAreReachedByOneConnectionThatOutlivesItsM
   std::vector<std::unique_ptr<Process>> owners;
   std::vector<uint32_t> numbers;
   for (int i = 0; i < 3; ++i) {
-    const std::string opens = i == 1 ? std::to_string(target.qpn) : "0";
+    // The last one to be served, so that it stays to the end.
+    const std::string opens = i == 2 ? std::to_string(target.qpn) : "0";
     owners.push_back(std::make_unique<Process>(
         RoleProcess("XsrqOwner", {file.path(), std::to_string(kMessages), opens})));
     const auto number = owners.back()->WaitForLine("srq ", Milliseconds(20000));
@@ -424,7 +425,7 @@ TEST(XrcProcesses, SrqsOfThreeProcessesAreReachedByOneConnectionThatOutlivesItsM
     numbers.push_back(static_cast<uint32_t>(std::stoul(*number)));
   }
   for (uint64_t id = 0; id < kMessages; ++id) {
-    // One of the owners has the target open, too: it stays.
+    // One of the owners has the target open, too: the QP stays.
     if (id == kMessages / 2) {
       maker.Signal(SIGKILL);
       maker.Wait();

@@ -64,7 +64,8 @@ TEST_F(OpenedDevice, QueriesGiveTheDevicesAnswers) {
   ASSERT_EQ(ibv_query_device_ex(context_, nullptr, &extended), 0);
   EXPECT_EQ(extended.device_cap_flags_ex, 1ull << 40 | 1ull << 14);
   EXPECT_EQ(extended.phys_port_cnt_ex, 1u);
-  EXPECT_EQ(extended.odp_caps.general_caps, 0u);
+  EXPECT_EQ(extended.odp_caps.general_caps,
+            uint64_t{IBV_ODP_SUPPORT} | uint64_t{IBV_ODP_SUPPORT_IMPLICIT});
   EXPECT_EQ(context_->num_comp_vectors, 4);
 
   ibv_port_attr port;
