@@ -164,9 +164,9 @@ int VerbsIoctl(int fd, void* argument) {
     return Fail(out == nullptr ? ENOSPC : EPROTONOSUPPORT);
   }
   if (out == nullptr || out->len < sizeof(uint32_t) || out->data == 0) return Fail(ENOSPC);
-  const int fd = CreateCompChannel();
-  if (fd < 0) return -1;
-  const uint32_t answer = static_cast<uint32_t>(fd);
+  const int channel = CreateCompChannel();
+  if (channel < 0) return -1;
+  const uint32_t answer = static_cast<uint32_t>(channel);
   memcpy(reinterpret_cast<void*>(out->data), &answer, sizeof(answer));
   out->flags |= 2;  // "output is valid", as the kernel marks it
   return 0;

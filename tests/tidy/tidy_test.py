@@ -20,7 +20,8 @@ SOURCES = CPP + (".py", ".sh", ".bzl", ".map", ".lds")
 BUILD_FILES = ("BUILD", "WORKSPACE")
 
 # The only folders of the device that know DPDK; tests may use it to look at them.
-RTE_FOLDERS = ("nic_sim/env/", "nic_sim/port/", "nic_sim/fabric/", "nic_sim/engine/", "tests/")
+RTE_FOLDERS = ("nic_sim/env/", "nic_sim/port/", "nic_sim/fabric/", "nic_sim/engine/",
+               "nic_sim/ctrl/qp1_port.", "tests/")
 
 # Folder -> the folders of this tree whose headers it may include. The longest match counts.
 MAY_INCLUDE = {
