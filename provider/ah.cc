@@ -73,4 +73,26 @@ int DestroyAh(ibv_ah* ah) {
   return error;
 }
 
+namespace {
+
+int ChangeGroup(ibv_qp* qp, const ibv_gid* gid, uint16_t op) {
+  abi::McastRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = op;
+  request.handle = qp->handle;
+  memcpy(request.gid, gid->raw, sizeof(request.gid));
+  return ToContext(qp->context)->channel.Execute(&request, &reply);
+}
+
+}  // namespace
+
+// A RoCE group is named by its GID alone.
+int AttachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t) {
+  return ChangeGroup(qp, gid, abi::kCmdAttachMcast);
+}
+
+int DetachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t) {
+  return ChangeGroup(qp, gid, abi::kCmdDetachMcast);
+}
+
 }  // namespace verbena::provider

@@ -278,6 +278,7 @@ verbs_context* OpenDevice(ibv_device* ibv, int cmd_fd, Opening opening) {
   ops.alloc_pd = AllocPd;
   ops.alloc_td = AllocTd;
   ops.bind_mw = BindMw;
+  ops.attach_mcast = AttachMcast;
   ops.create_ah = CreateAh;
   ops.create_cq = CreateCq;
   ops.create_cq_ex = CreateCqEx;
@@ -293,6 +294,7 @@ verbs_context* OpenDevice(ibv_device* ibv, int cmd_fd, Opening opening) {
   ops.destroy_cq = DestroyCq;
   ops.destroy_qp = DestroyQp;
   ops.destroy_srq = DestroySrq;
+  ops.detach_mcast = DetachMcast;
   ops.free_context = FreeContext;
   ops.free_dm = FreeDm;
   ops.import_dm = ImportDm;

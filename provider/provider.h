@@ -293,6 +293,8 @@ int BindMw(ibv_qp* qp, ibv_mw* mw, ibv_mw_bind* bind);
 // ah.cc
 ibv_ah* CreateAh(ibv_pd* pd, ibv_ah_attr* attr);
 int DestroyAh(ibv_ah* ah);
+int AttachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t lid);
+int DetachMcast(ibv_qp* qp, const ibv_gid* gid, uint16_t lid);
 abi::AhAttr ToAbi(const ibv_ah_attr& attr);
 ibv_ah_attr FromAbi(const abi::AhAttr& attr);
 // cq.cc

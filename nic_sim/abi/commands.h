@@ -190,6 +190,8 @@ enum CommandOp : uint16_t {
   kCmdResizeCq = 80,
   kCmdFinishCqResize,  // HandleRequest with handle = CQ
   kCmdModifyCq,
+  kCmdAttachMcast = 96,
+  kCmdDetachMcast,
 };
 
 // "None" where a request names an object that need not be.
@@ -377,7 +379,11 @@ struct CreateQpRequest {
   uint64_t user_handle;
   uint32_t srq;   // receives come from there, or kNoHandle
   uint32_t xrcd;  // XRC_RECV, or kNoHandle
+  uint32_t create_flags;  // enum ibv_qp_create_flags; kQpBlockSelfMulticast alone
+  uint32_t reserved;
 };
+// A multicast datagram of the QP's own does not come back to it.
+inline constexpr uint32_t kQpBlockSelfMulticast = 1u << 1;
 struct CreateQpReply {
   ReplyHeader header;
   uint32_t handle;  // = QP slot
@@ -529,6 +535,15 @@ struct CreateAhRequest {
   uint32_t pd;
   uint32_t reserved;
   AhAttr attr;
+};
+
+// UD QPs only. A group may be named as ::ffff:a.b.c.d or as ff0e::ffff:a.b.c.d,
+// which is the same. Attaching twice is attaching once. Errors: EINVAL, ENOMEM.
+struct McastRequest {
+  CommandHeader header;
+  uint32_t handle;  // of the QP
+  uint32_t reserved;
+  uint8_t gid[16];
 };
 
 // HandleRequest with handle = port number (1).

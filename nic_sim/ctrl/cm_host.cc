@@ -23,6 +23,8 @@ using transport::Time;
 // Addresses of the machine may come and go.
 constexpr std::chrono::seconds kHostAddressesKept(2);
 
+constexpr size_t kMadsInARow = 256;
+
 // CLOCK_MONOTONIC, so that the timerfd understands it.
 Time Now() {
   timespec now = {};
@@ -62,10 +64,10 @@ bool CmHost::PollNotification(CmNotification* notification) {
   return agent_->PollNotification(notification);
 }
 
-void CmHost::HandleMad(const MadPacket& mad) {
-  agent_->HandleMad(mad, Now());
+void CmHost::HandlePackets() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t ignored = read(packet_fd(), &count, sizeof(count));
   Drain();
-  Wake();
 }
 
 void CmHost::HandleTimer() {
@@ -79,6 +81,7 @@ void CmHost::HandleTimer() {
 
 void CmHost::Drain() {
   MadPacket mad;
+  size_t received = 0;
   while (true) {
     if (agent_->PollMad(&mad)) {
       Send(mad);
@@ -86,9 +89,17 @@ void CmHost::Drain() {
       mad = local_.front();
       local_.pop_front();
       agent_->HandleMad(mad, Now());
+    } else if (port_ != nullptr && received < kMadsInARow && port_->PollMad(&mad)) {
+      ++received;
+      agent_->HandleMad(mad, Now());
     } else {
       break;
     }
+  }
+  if (received == kMadsInARow) {
+    // Others want their turn, too.
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t ignored = write(packet_fd(), &one, sizeof(one));
   }
   const Time next = agent_->next_timeout();
   if (next == armed_) return;

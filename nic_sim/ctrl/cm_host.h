@@ -23,9 +23,13 @@ namespace verbena::nic {
 class CmMadPort {
  public:
   virtual ~CmMadPort() = default;
-  // Sends it as the packet that transport/cm/mad_packet.h describes. What
-  // arrives comes back by CmHost::HandleMad.
+  // Sends it as the packet that transport/cm/mad_packet.h describes.
+  // The caller polls until there is no more.
   virtual void SendMad(const transport::MadPacket& mad) = 0;
+  // One that arrived; ICRC, P_Key and Q_Key are right. False: none.
+  virtual bool PollMad(transport::MadPacket* mad) = 0;
+  // Readable when some have arrived.
+  virtual int wake_fd() const = 0;
   // See CmPlatform.
   virtual CmPlatform::Reach Resolve(uint32_t nic, const transport::Gid& destination) = 0;
   virtual void JoinGroup(uint32_t nic, const transport::Gid& group) = 0;
@@ -39,9 +43,6 @@ class CmHost final : public CmService, private CmPlatform {
   CmHost(std::vector<CmNic> nics, CmMadPort* port);
   ~CmHost() override;
 
-  // A MAD that QP1 of a NIC has received; headers and ICRC already checked.
-  void HandleMad(const transport::MadPacket& mad);
-
   const CmAgent& agent() const { return *agent_; }
 
   // CmService.
@@ -52,6 +53,8 @@ class CmHost final : public CmService, private CmPlatform {
   int notification_fd() const override { return wake_.get(); }
   int timer_fd() const override { return timer_.get(); }
   void HandleTimer() override;
+  int packet_fd() const override { return port_ != nullptr ? port_->wake_fd() : -1; }
+  void HandlePackets() override;
 
  private:
   // CmPlatform.

@@ -34,6 +34,11 @@ class CmService {
   virtual int timer_fd() const { return -1; }
   virtual void HandleTimer() {}
 
+  // Readable when MADs wait for HandlePackets(); -1: there is no such thing.
+  // Constant, owned by the service.
+  virtual int packet_fd() const { return -1; }
+  virtual void HandlePackets() {}
+
   std::mutex& mutex() const { return mutex_; }
 
  private:

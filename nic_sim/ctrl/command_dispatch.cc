@@ -147,6 +147,12 @@ int QuerySrq(Call& call, const abi::HandleRequest& request, abi::QuerySrqReply* 
 int DestroySrq(Call& call, const abi::HandleRequest& request, abi::DestroyReply* reply) {
   return call.context->DestroySrq(request.handle, reply);
 }
+int AttachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
+  return call.context->AttachMcast(request);
+}
+int DetachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
+  return call.context->DetachMcast(request);
+}
 int CreateAh(Call& call, const abi::CreateAhRequest& request, abi::HandleReply* reply) {
   return call.context->CreateAh(request, &reply->handle);
 }
@@ -254,6 +260,10 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&FinishCqResize>::kCommand;
     case abi::kCmdModifyCq:
       return &RowOf<&ModifyCq>::kCommand;
+    case abi::kCmdAttachMcast:
+      return &RowOf<&AttachMcast>::kCommand;
+    case abi::kCmdDetachMcast:
+      return &RowOf<&DetachMcast>::kCommand;
     default:
       return nullptr;
   }

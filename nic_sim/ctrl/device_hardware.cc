@@ -8,18 +8,13 @@
 #include <mutex>
 
 #include "nic_sim/ctrl/cm_host.h"
+#include "nic_sim/ctrl/qp1_port.h"
 #include "nic_sim/device/device.h"
 #include "nic_sim/fabric/capture.h"
 #include "nic_sim/supervisor/seqpacket.h"
 
 namespace verbena::nic {
 namespace {
-
-// Bits of an address' subnet in IPv6 form: 127.88.0.0/16, else what is usual.
-uint8_t PrefixOf(const transport::Gid& gid) {
-  if (!gid.IsV4Mapped()) return 64;
-  return gid.Ipv4() >> 24 == 127 ? 96 + 16 : 96 + 24;
-}
 
 std::vector<CmNic> MakeCmNics(const Device& device) {
   std::vector<CmNic> nics;
@@ -29,7 +24,10 @@ std::vector<CmNic> MakeCmNics(const Device& device) {
     nic.device = info.device;
     nic.node_guid = info.node_guid;
     nic.ack_delay = static_cast<uint8_t>(device.attributes(i).local_ca_ack_delay);
-    for (const transport::Gid& gid : info.gids) nic.gids.push_back({gid, PrefixOf(gid)});
+    nic.mtu = transport::PmtuFromBytes(info.active_mtu).value_or(nic.mtu);
+    for (size_t gid = 0; gid < info.gids.size(); ++gid) {
+      nic.gids.push_back({info.gids[gid], info.prefixes[gid]});
+    }
     nics.push_back(std::move(nic));
   }
   return nics;
@@ -37,7 +35,8 @@ std::vector<CmNic> MakeCmNics(const Device& device) {
 
 class DeviceHardware final : public Hardware {
  public:
-  explicit DeviceHardware(Device* device) : device_(*device), cm_(MakeCmNics(*device), nullptr) {}
+  explicit DeviceHardware(Device* device)
+      : device_(*device), qp1_(*device), cm_(MakeCmNics(*device), &qp1_) {}
 
   CmService* cm() override { return &cm_; }
 
@@ -125,6 +124,7 @@ class DeviceHardware final : public Hardware {
   }
 
   Device& device_;
+  Qp1Port qp1_;
   CmHost cm_;
 };
 

@@ -2,11 +2,13 @@
 #include "nic_sim/ctrl/rdma_cm_files.h"
 
 #include <rdma/rdma_user_cm.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -43,6 +45,9 @@ void Answer(int socket, int error, int64_t surplus, std::span<const std::byte> r
 }
 
 }  // namespace
+
+RdmaCmFiles::RdmaCmFiles(Hardware* hardware)
+    : hardware_(*hardware), room_(epoll_create1(EPOLL_CLOEXEC)) {}
 
 int RdmaCmFiles::Open(uint64_t number, int socket, const ucred& peer,
                       std::span<const std::byte> hello, const std::vector<UniqueFd>& fds) {
@@ -81,6 +86,7 @@ void RdmaCmFiles::Close(uint64_t number) {
   const Guard guard(hardware_.cm()->mutex());
   const auto found = files_.find(number);
   if (found == files_.end()) return;
+  WatchRoom(&found->second, false);
   const File file = found->second;
   files_.erase(found);
   connection_.erase(file.id);
@@ -144,6 +150,13 @@ void RdmaCmFiles::HandleTimer() {
   TakeNotifications();
 }
 
+void RdmaCmFiles::HandlePackets() {
+  if (hardware_.cm() == nullptr) return;
+  const Guard guard(hardware_.cm()->mutex());
+  hardware_.cm()->HandlePackets();
+  TakeNotifications();
+}
+
 void RdmaCmFiles::TakeNotifications() {
   std::vector<CmNotification> news;
   CmNotification next;
@@ -161,9 +174,34 @@ void RdmaCmFiles::TakeNotifications() {
 
 void RdmaCmFiles::SendTokens(File* file) {
   constexpr std::byte kToken{1};
-  while (file->tokens < file->events && SendNow(file->socket, {&kToken, 1}) != EAGAIN) {
+  while (file->tokens < file->events) {
+    if (SendNow(file->socket, {&kToken, 1}) == EAGAIN) return WatchRoom(file, true);
     // A broken socket is closed by whoever reads it.
     ++file->tokens;
+  }
+}
+
+void RdmaCmFiles::WatchRoom(File* file, bool watch) {
+  if (file->waits_for_room == watch) return;
+  epoll_event event = {};
+  event.events = EPOLLOUT;
+  event.data.u64 = file->number;
+  const int op = watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
+  if (epoll_ctl(room_.get(), op, file->socket, &event) == 0 || !watch) {
+    file->waits_for_room = watch;
+  }
+}
+
+void RdmaCmFiles::HandleRoom() {
+  if (hardware_.cm() == nullptr) return;
+  const Guard guard(hardware_.cm()->mutex());
+  epoll_event events[16];
+  const int count = epoll_wait(room_.get(), events, std::size(events), 0);
+  for (int i = 0; i < count; ++i) {
+    const auto found = files_.find(events[i].data.u64);
+    if (found == files_.end()) continue;
+    WatchRoom(&found->second, false);
+    SendTokens(&found->second);
   }
 }
 

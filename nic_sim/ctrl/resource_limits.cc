@@ -52,6 +52,9 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_srq = kMaxSrq;
   a.max_srq_wr = kMaxSrqWr;
   a.max_srq_sge = kMaxSge;
+  a.max_mcast_grp = kMaxMcastGroups;
+  a.max_mcast_qp_attach = kMaxMcastQpAttach;
+  a.max_total_mcast_qp_attach = kMaxTotalMcastQpAttach;
   a.max_qp_rd_atom = kMaxRdAtomic;
   a.max_res_rd_atom = kMaxRdAtomic * kMaxQp;
   a.max_qp_init_rd_atom = kMaxRdAtomic;

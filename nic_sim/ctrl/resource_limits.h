@@ -20,6 +20,10 @@ inline constexpr uint32_t kMaxPd = 16384;
 inline constexpr uint32_t kMaxAh = 131072;
 inline constexpr uint32_t kMaxSrq = 16384;
 inline constexpr uint32_t kMaxSrqWr = 16384;
+// Multicast: groups of a NIC, its QPs in one group, in all groups.
+inline constexpr uint32_t kMaxMcastGroups = 8192;
+inline constexpr uint32_t kMaxMcastQpAttach = 256;
+inline constexpr uint32_t kMaxTotalMcastQpAttach = kMaxMcastGroups * kMaxMcastQpAttach;
 inline constexpr uint32_t kMaxQpWr = 16384;
 inline constexpr uint32_t kMaxCqe = 1u << 20;
 inline constexpr uint32_t kMaxCqModeration = 0xffff;  // CQEs, microseconds
@@ -46,6 +50,7 @@ struct UserLimits {
   uint64_t dm_bytes;
   uint32_t ahs;
   uint32_t srqs;
+  uint32_t mcast_attachments;
   uint32_t channels;    // completion channels, a descriptor or two each; of the daemon
   uint64_t ring_bytes;  // shared memory for queues; of the daemon
 };
@@ -61,6 +66,7 @@ inline constexpr UserLimits kOwnerLimits = {
     .dm_bytes = kMaxDmBytes,
     .ahs = kMaxAh,
     .srqs = kMaxSrq,
+    .mcast_attachments = kMaxTotalMcastQpAttach,
     .channels = 1u << 20,
     .ring_bytes = uint64_t{1} << 40,
 };
@@ -76,6 +82,7 @@ inline constexpr UserLimits kOtherUserLimits = {
     .dm_bytes = kMaxDmBytes / 4,
     .ahs = kMaxAh / 4,
     .srqs = kMaxSrq / 4,
+    .mcast_attachments = kMaxMcastGroups / 4,
     .channels = 1024,
     .ring_bytes = uint64_t{1} << 30,
 };

@@ -45,6 +45,8 @@ constexpr uint64_t kTagSignal = 2;
 constexpr uint64_t kTagLink = 3;
 constexpr uint64_t kTagCm = 4;
 constexpr uint64_t kTagCmTimer = 5;
+constexpr uint64_t kTagCmPackets = 6;
+constexpr uint64_t kTagCmRoom = 7;
 
 // The peer was in the group when it connected.
 bool IsMember(int socket, gid_t primary, gid_t group) {
@@ -133,6 +135,8 @@ std::string Server::Impl::Listen(const std::string& path, int signal_fd) {
   if (const CmService* cm = shared_.hardware->cm(); cm != nullptr) {
     Watch(cm->notification_fd(), kTagCm, EPOLLIN);
     if (cm->timer_fd() >= 0) Watch(cm->timer_fd(), kTagCmTimer, EPOLLIN);
+    Watch(shared_.rdma_cm.room_fd(), kTagCmRoom, EPOLLIN);
+    if (cm->packet_fd() >= 0) Watch(cm->packet_fd(), kTagCmPackets, EPOLLIN);
   }
   LinkMessage ready;
   ready.kind = LinkKind::kReady;
@@ -200,6 +204,12 @@ void Server::Impl::Handle(uint64_t tag) {
     }
     case kTagCmTimer:
       shared_.rdma_cm.HandleTimer();
+      return;
+    case kTagCmRoom:
+      shared_.rdma_cm.HandleRoom();
+      return;
+    case kTagCmPackets:
+      shared_.rdma_cm.HandlePackets();
       return;
     case kTagSignal:
       shared_.Stop();

@@ -75,6 +75,7 @@ struct NicInfo {
   std::string mac;                   // "02:…"
   std::string ipv4;                  // dotted
   std::vector<transport::Gid> gids;  // gid_tbl_len entries
+  std::vector<uint8_t> prefixes;     // of each: bits of the subnet, an IPv4 /24 is 120
   bool active = true;
   std::string port;         // "af_packet:veth0"; empty: in the daemon only
   uint32_t active_mtu = 0;  // bytes
@@ -139,6 +140,8 @@ class Context {
   virtual int FinishSrqResize(const abi::FinishSrqResizeRequest& request) = 0;
   virtual int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) = 0;
   virtual int DestroySrq(uint32_t handle, abi::DestroyReply* reply) = 0;
+  virtual int AttachMcast(const abi::McastRequest& request) = 0;
+  virtual int DetachMcast(const abi::McastRequest& request) = 0;
   virtual int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) = 0;
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;

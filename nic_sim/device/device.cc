@@ -150,6 +150,11 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
                                   error)) {
       return nullptr;
     }
+    std::vector<uint8_t> prefixes(nic.gids().size(), 64);
+    for (size_t i = 0; i < identity->addresses.size() && i + 1 < prefixes.size(); ++i) {
+      prefixes[i + 1] = identity->addresses[i].prefix_bits;
+    }
+    state.prefixes.push_back(std::move(prefixes));
     state.ports.push_back(nic_options.port ? ToString(*nic_options.port) : "");
   }
   state.tenants.push_back(std::make_shared<Tenant>(UserOf(geteuid()), kOwnerLimits, *state.engine,
@@ -171,6 +176,7 @@ abi::EngineMode Device::mode() const { return state_->engine->mode(); }
 uint32_t Device::thread_count() const { return state_->engine->thread_count(); }
 int Device::status_page_fd() const { return state_->status.fd(); }
 int Device::status_page_readonly_fd() const { return state_->status_readonly; }
+rte_mbuf* Device::NewPacket() { return state_->engine->NewPacket(); }
 Fabric& Device::fabric() { return state_->engine->fabric(); }
 size_t Device::context_count() const { return state_->context_count; }
 void Device::Kick() { state_->engine->Kick(); }
@@ -188,6 +194,7 @@ NicInfo Device::nic_info(size_t index) const {
           .mac = nic.config().mac.ToString(),
           .ipv4 = FirstIpv4(nic.gids()),
           .gids = nic.gids(),
+          .prefixes = state_->prefixes[index],
           .active = state_->engine->fabric().link_up(nic.port()),
           .port = state_->ports[index],
           .active_mtu = PmtuBytes(state_->engine->fabric().active_mtu(nic.port())),

@@ -81,6 +81,9 @@ class Device {
   size_t context_count() const;
 
   Fabric& fabric();
+  // From the first shard's pool, for the caller to send; nullptr: none is free. Any
+  // thread.
+  rte_mbuf* NewPacket();
 
   // Listings leave out, and name in "held_up" (uids), users whose shard does not
   // give its lock for a while: their memory does not answer.

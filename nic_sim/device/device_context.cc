@@ -240,6 +240,8 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
   }
   if (request.xrcd != abi::kNoHandle) return EINVAL;
   if (request.srq != abi::kNoHandle && FindSrq(request.srq) == nullptr) return EINVAL;
+  if ((request.create_flags & ~abi::kQpBlockSelfMulticast) != 0) return EOPNOTSUPP;
+  if (request.create_flags != 0 && static_cast<QpType>(request.type) != QpType::kUd) return EINVAL;
   const abi::DeviceAttributes& limits = nic_.attributes();
   const abi::QpCaps& caps = request.caps;
   if (caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr ||
@@ -290,6 +292,8 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
                           .type = static_cast<QpType>(request.type),
                           .caps = caps,
                           .signal_all = request.sq_sig_all != 0,
+                          .blocks_self_multicast =
+                              (request.create_flags & abi::kQpBlockSelfMulticast) != 0,
                           .send_cq = FindCq(request.send_cq),
                           .recv_cq = FindCq(request.recv_cq),
                           .srq = srq,
@@ -344,6 +348,7 @@ int DeviceContext::QueryQp(uint32_t handle, abi::QueryQpReply* reply) {
 void DeviceContext::DeleteQp(Qp* qp) {
   const Ring sq = qp->config().sq_ring;
   const Ring rq = qp->config().rq_ring;
+  while (!qp->groups.empty()) Detach(*qp, qp->groups.back());
   --pds_[qp->config().pd];
   shard_.ForgetQp(*qp);
   nic_.qps().Remove(qp->qpn());
@@ -359,9 +364,49 @@ void DeviceContext::DeleteQp(Qp* qp) {
 int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
   Qp* qp = FindQp(handle);
   if (qp == nullptr) return EINVAL;
+  if (!qp->groups.empty()) return EBUSY;
   reply->async_events = qp->async_events;
   DeleteQp(qp);
   return 0;
+}
+
+// --- Multicast ---
+
+int DeviceContext::AttachMcast(const abi::McastRequest& request) {
+  Qp* qp = FindQp(request.handle);
+  if (qp == nullptr || qp->config().type != QpType::kUd) return EINVAL;
+  const transport::Gid group =
+      CanonicalGid(transport::Gid::Load(reinterpret_cast<const std::byte*>(request.gid)));
+  if (!group.IsMulticast()) return EINVAL;
+  if (std::find(qp->groups.begin(), qp->groups.end(), group) != qp->groups.end()) return 0;
+  if (share_.mcast_count >= limits_.mcast_attachments) return ENOMEM;
+  if (const int error = shard_.fabric().AttachGroup(nic_.port(), shard_.id(), group); error != 0) {
+    return error;
+  }
+  ++share_.mcast_count;
+  share_.groups[group].push_back(qp);
+  qp->groups.push_back(group);
+  return 0;
+}
+
+int DeviceContext::DetachMcast(const abi::McastRequest& request) {
+  Qp* qp = FindQp(request.handle);
+  if (qp == nullptr) return EINVAL;
+  const transport::Gid group =
+      CanonicalGid(transport::Gid::Load(reinterpret_cast<const std::byte*>(request.gid)));
+  if (std::find(qp->groups.begin(), qp->groups.end(), group) == qp->groups.end()) return EINVAL;
+  Detach(*qp, group);
+  return 0;
+}
+
+void DeviceContext::Detach(Qp& qp, const transport::Gid& named) {
+  const transport::Gid group = named;  // it may lie in what is changed here
+  std::erase(qp.groups, group);
+  const auto found = share_.groups.find(group);
+  std::erase(found->second, &qp);
+  if (found->second.empty()) share_.groups.erase(found);
+  --share_.mcast_count;
+  shard_.fabric().DetachGroup(nic_.port(), shard_.id(), group);
 }
 
 // --- Address handles and ports ---

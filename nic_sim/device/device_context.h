@@ -75,6 +75,8 @@ class DeviceContext final : public Context,
   int FinishSrqResize(const abi::FinishSrqResizeRequest& request) override;
   int QuerySrq(uint32_t handle, abi::QuerySrqReply* reply) override;
   int DestroySrq(uint32_t handle, abi::DestroyReply* reply) override;
+  int AttachMcast(const abi::McastRequest& request) override;
+  int DetachMcast(const abi::McastRequest& request) override;
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override;
   int DestroyAh(uint32_t handle) override;
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
@@ -115,6 +117,7 @@ class DeviceContext final : public Context,
   int ChannelOf(int fd, std::shared_ptr<EventChannel>* channel);
   int CheckQpRequest(const abi::CreateQpRequest& request) const;
   void DeleteQp(Qp* qp);
+  void Detach(Qp& qp, const transport::Gid& group);
   bool WriteEvent(uint64_t element, transport::AsyncEventType type);
 
   Shard& shard_;

@@ -49,7 +49,8 @@ struct Device::State {
   int status_readonly = -1;
   std::unique_ptr<Engine> engine;
   std::vector<std::unique_ptr<Nic>> nics;
-  std::vector<std::string> ports;  // of the NICs, as NicInfo::port
+  std::vector<std::string> ports;              // of the NICs, as NicInfo::port
+  std::vector<std::vector<uint8_t>> prefixes;  // as NicInfo::prefixes
   std::atomic<uint32_t> context_count{0};
   mutable std::mutex mutex;                      // what follows
   std::vector<std::shared_ptr<Tenant>> tenants;  // the owner first

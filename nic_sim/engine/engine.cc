@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nic_sim/engine/engine.h"
 
+#include <rte_mbuf.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -142,6 +143,8 @@ Shard* Engine::AddShard(std::string* error) {
       error);
   return shards_[id].get();
 }
+
+rte_mbuf* Engine::NewPacket() { return rte_pktmbuf_alloc(pools_[0]); }
 
 void Engine::Kick() {
   const std::lock_guard guard(mutex_);

@@ -52,6 +52,9 @@ class Engine final : public PacketSteering {
   // With DeviceOptions::Mode::kManual; see Device::RunPass.
   bool RunPassAt(transport::Time now);
 
+  // See Device.
+  rte_mbuf* NewPacket();
+
   // Wakes all shards, as doorbells do.
   void Kick();
 

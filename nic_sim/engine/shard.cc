@@ -158,11 +158,39 @@ void Shard::Receive(Nic& nic, rte_mbuf* packet) {
   if (!parsed.ok()) return drop(DropReason::malformed);
   const PacketView& view = parsed.value();
   if (!MetaOf(packet).trusted && !view.VerifyIcrc()) return drop(DropReason::bad_icrc);
+  const bool to_group = IsToGroup(packet);
+  if (to_group != (view.dest_qpn() == transport::kMulticastQpn)) {
+    return drop(DropReason::unknown_qp);
+  }
+  if (to_group) return ReceiveFromGroup(nic, view);
   Qp* qp = nic.qps().Find(view.dest_qpn(), config_.id);
   if (qp == nullptr) return drop(DropReason::unknown_qp);
   const DropReason reason = qp->HandlePacket(view, now_);
   if (reason != DropReason::count) return drop(reason);
   MarkReady(*qp);
+}
+
+// Each QP of the group takes it, or not, for itself.
+void Shard::ReceiveFromGroup(Nic& nic, const PacketView& packet) {
+  const auto& groups = shares_[nic.config().index]->groups;
+  const auto group = groups.find(packet.destination_gid());
+  if (group == groups.end()) {
+    resources_.fabric->CountReceiveDrop(nic.port(), DropReason::unknown_qp);
+    return;
+  }
+  const bool from_here = packet.traits().has_deth() && nic.HasAddress(packet.source_gid());
+  for (Qp* qp : group->second) {
+    if (from_here && qp->config().blocks_self_multicast && packet.deth().source_qpn == qp->qpn()) {
+      continue;
+    }
+    if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
+    const DropReason reason = qp->HandlePacket(packet, now_);
+    if (reason == DropReason::count) {
+      MarkReady(*qp);
+    } else {
+      resources_.fabric->CountReceiveDrop(nic.port(), reason);
+    }
+  }
 }
 
 void Shard::RunPlacements() {

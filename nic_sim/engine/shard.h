@@ -156,6 +156,7 @@ class Shard final : public InboxOwner {
   bool RunDoorbells();
   bool RunReceive();
   void Receive(Nic& nic, rte_mbuf* packet);
+  void ReceiveFromGroup(Nic& nic, const transport::PacketView& packet);
   void RunPlacements();
   bool RunQps();
   void Transmit(Qp& qp);

@@ -30,6 +30,7 @@ namespace {
 
 constexpr PortId kNoPort = 0xffff;
 constexpr size_t kMaxCaptures = 16;
+constexpr size_t kInboxes = kManagementInbox + 1;
 
 // Received packets of a port for one shard.
 struct PortQueue {
@@ -40,16 +41,21 @@ struct PortQueue {
 struct Port {
   PortConfig config;
   PortCounters counters;
-  std::array<PortQueue, kMaxShards> received;  // by shard
-  std::unique_ptr<Wire> wire;                  // null: not joined to a netdev
+  std::array<PortQueue, kInboxes> received;  // by shard
+  std::unique_ptr<Wire> wire;                // null: not joined to a netdev
 };
 
 struct Inbox {
   bool open = false;
   const rte_mempool* pool = nullptr;
+  bool all_foreign = false;
   InboxOwner* owner = nullptr;
   size_t foreign = 0;  // packets in it that came from other pools
   bool news = false;   // for the owner, at the end of the call
+
+  bool IsForeign(const rte_mbuf* packet) const {
+    return all_foreign || (pool != nullptr && packet->pool != pool);
+  }
 };
 
 struct Capture {
@@ -58,6 +64,18 @@ struct Capture {
   CaptureStage stage = CaptureStage::kAfter;
   std::unique_ptr<CaptureFile> file;
 };
+
+// The addresses of an IP packet.
+Gid SourceGid(rte_mbuf* packet, uint32_t l3) {
+  const std::byte* const ip = FrameOf(packet) + l3;
+  const bool ipv4 = LoadBe16(ip - 2) == kEtherTypeIpv4;
+  return ipv4 ? Gid::FromIpv4(LoadBe32(ip + 12)) : Gid::Load(ip + 8);
+}
+Gid DestinationGid(rte_mbuf* packet, uint32_t l3) {
+  const std::byte* const ip = FrameOf(packet) + l3;
+  const bool ipv4 = LoadBe16(ip - 2) == kEtherTypeIpv4;
+  return ipv4 ? Gid::FromIpv4(LoadBe32(ip + 16)) : Gid::Load(ip + 24);
+}
 
 // Where the switch sends a packet.
 struct Destination {
@@ -76,13 +94,19 @@ struct Fabric::State {
     const auto found = ports_by_gid.find(gid);
     return found == ports_by_gid.end() ? kNoPort : found->second;
   }
+  PortId FindPortOrGroup(const Gid& gid) const {
+    return gid.IsMulticast() ? kGroup : FindPort(gid);
+  }
 
   // The stations of a packet on its way, in this order.
   void Send(PortId port, rte_mbuf* packet, Time now);
   void RunFaults(rte_mbuf* packet, Time now);
   void Continue(rte_mbuf* packet, Time now);
   void CountSent(PortId port, rte_mbuf* packet, uint32_t l3);
+  void SendToGroup(PortId port, rte_mbuf* packet, uint32_t l3, Time now);
   void Deliver(PortId port, rte_mbuf* packet, uint32_t l3);
+  void DeliverToMembers(PortId port, rte_mbuf* packet, uint32_t l3);
+  void Enqueue(PortId port, ShardId shard, rte_mbuf* packet);
   ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
   void Announce();
   void SendOut(PortId port, rte_mbuf* packet);
@@ -103,7 +127,7 @@ struct Fabric::State {
   mutable std::mutex mutex;  // everything below
   std::atomic<bool> plain{true};
   const PacketSteering* steering = nullptr;
-  std::array<Inbox, kMaxShards> inboxes;
+  std::array<Inbox, kInboxes> inboxes;
   bool news = false;  // in one of them
   Time latest;
   std::vector<std::unique_ptr<Port>> ports;
@@ -117,6 +141,7 @@ struct Fabric::State {
   Gid last_ipv6;
   PortId last_ipv6_port = kNoPort;
 
+  GroupTable groups;
   FaultStage faults;
   std::vector<Capture> captures;
   uint32_t next_capture_id = 1;
@@ -130,14 +155,14 @@ Destination Fabric::State::FindDestination(rte_mbuf* packet) {
     uint32_t address;
     std::memcpy(&address, &frame[l3 + 16], sizeof address);
     if (address != last_ipv4) {
-      last_ipv4_port = FindPort(Gid::FromIpv4(LoadBe32(&frame[l3 + 16])));
+      last_ipv4_port = FindPortOrGroup(Gid::FromIpv4(LoadBe32(&frame[l3 + 16])));
       last_ipv4 = address;
     }
     return {last_ipv4_port, l3};
   }
   const Gid gid = Gid::Load(&frame[l3 + 24]);
   if (gid != last_ipv6) {
-    last_ipv6_port = FindPort(gid);
+    last_ipv6_port = FindPortOrGroup(gid);
     last_ipv6 = gid;
   }
   return {last_ipv6_port, l3};
@@ -152,23 +177,51 @@ void Fabric::State::Discard(PortId port, Direction direction, DropReason reason)
 void Fabric::State::CountSent(PortId port, rte_mbuf* packet, uint32_t l3) {
   PortCounters& counters = ports[port]->counters;
   ++counters.port_xmit_packets;
-  ++counters.unicast_xmit_packets;
+  ++(IsToGroup(packet) ? counters.multicast_xmit_packets : counters.unicast_xmit_packets);
   counters.port_xmit_data += (packet->data_len - l3) / 4;
 }
 
 void Fabric::State::Deliver(PortId port, rte_mbuf* packet, uint32_t l3) {
   Port& receiver = *ports[port];
   ++receiver.counters.port_rcv_packets;
-  ++receiver.counters.unicast_rcv_packets;
   receiver.counters.port_rcv_data += (packet->data_len - l3) / 4;
-  const ShardId shard = OwnerOf(port, packet, l3);
+  if (IsToGroup(packet)) [[unlikely]] {
+    ++receiver.counters.multicast_rcv_packets;
+    DeliverToMembers(port, packet, l3);
+    return;
+  }
+  ++receiver.counters.unicast_rcv_packets;
+  Enqueue(port, OwnerOf(port, packet, l3), packet);
+}
+
+// To the shards of the port that have QPs in the group.
+void Fabric::State::DeliverToMembers(PortId port, rte_mbuf* packet, uint32_t l3) {
+  const GroupTable::Member* member =
+      l3 == 0 ? nullptr : groups.Find(DestinationGid(packet, l3), port);
+  uint32_t left = member == nullptr ? 0 : member->attached;
+  if (left == 0) Discard(port, Direction::kRx, DropReason::unknown_qp);
+  for (ShardId shard = 0; left != 0; ++shard) {
+    const uint32_t here = member->of_shard[shard];
+    if (here == 0) continue;
+    left -= here;
+    rte_mbuf* copy = left == 0 ? std::exchange(packet, nullptr) : CopyPacket(packet);
+    if (copy == nullptr) {
+      Discard(port, Direction::kRx, DropReason::queue_full);
+    } else {
+      Enqueue(port, shard, copy);
+    }
+  }
+  if (packet != nullptr) rte_pktmbuf_free(packet);
+}
+
+void Fabric::State::Enqueue(PortId port, ShardId shard, rte_mbuf* packet) {
   Inbox& inbox = inboxes[shard];
   if (!inbox.open) [[unlikely]] {
     Discard(port, Direction::kRx, DropReason::unknown_qp);
     rte_pktmbuf_free(packet);
     return;
   }
-  if (inbox.pool != nullptr && packet->pool != inbox.pool) {
+  if (inbox.IsForeign(packet)) {
     if (inbox.foreign >= kMaxForeignPackets) {
       Discard(port, Direction::kRx, DropReason::queue_full);
       rte_pktmbuf_free(packet);
@@ -177,18 +230,20 @@ void Fabric::State::Deliver(PortId port, rte_mbuf* packet, uint32_t l3) {
     ++inbox.foreign;
     inbox.news = news = true;
   }
-  PortQueue& queue = receiver.received[shard];
+  PortQueue& queue = ports[port]->received[shard];
   queue.packets.Push(packet);
   queue.has_some.store(true, std::memory_order_release);
 }
 
 ShardId Fabric::State::OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const {
-  if (steering == nullptr || l3 == 0) return 0;
+  if (l3 == 0) return 0;
   const std::byte* frame = FrameOf(packet);
   const size_t ip =
       LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv4 ? Ipv4Header::kBytes : Ipv6Header::kBytes;
   const std::byte* bth = &frame[l3 + ip + UdpHeader::kBytes];
-  return steering->OwnerOf(port, LoadBe32(bth + 4) & 0xffffff);
+  const uint32_t qpn = LoadBe32(bth + 4) & 0xffffff;
+  if (qpn == kManagementQpn.value() && inboxes[kManagementInbox].open) return kManagementInbox;
+  return steering == nullptr ? ShardId{0} : steering->OwnerOf(port, qpn);
 }
 
 // Once for all packets of a call.
@@ -240,6 +295,8 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
     CountSent(port, packet, destination.l3);
     if (destination.port == kOutside) {
       SendOut(port, packet);
+    } else if (destination.port == kGroup) {
+      SendToGroup(port, packet, destination.l3, now);
     } else {
       Deliver(destination.port, packet, destination.l3);
     }
@@ -283,17 +340,53 @@ void Fabric::State::Continue(rte_mbuf* packet, Time now) {
     SendOut(transit.source, packet);
     return;
   }
+  if (transit.destination == kGroup) {
+    SendToGroup(transit.source, packet, l3, now);
+    return;
+  }
   transit.direction = Direction::kRx;
   RunFaults(packet, now);
 }
 
+// Behind the sending side. Ports without members are not bothered: a switch may
+// send to them too, but NICs let only their own groups in.
+void Fabric::State::SendToGroup(PortId port, rte_mbuf* packet, uint32_t l3, Time now) {
+  // A fault may have made it anything.
+  if (l3 == 0) {
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  const GroupTable::Group* members = groups.Find(DestinationGid(packet, l3));
+  const size_t count = members == nullptr ? 0 : members->size();
+  const Wire* wire = ports[port]->wire.get();
+  const bool goes_out = wire != nullptr && wire->HasAddress(SourceGid(packet, l3));
+  for (size_t i = 0; i < count; ++i) {
+    const PortId to = (*members)[i].port;
+    const bool last = i + 1 == count && !goes_out;
+    rte_mbuf* copy = last ? std::exchange(packet, nullptr) : CopyPacket(packet);
+    if (copy == nullptr) {
+      Discard(to, Direction::kRx, DropReason::queue_full);
+    } else if (plain) {
+      Deliver(to, copy, l3);
+    } else {
+      TransitOf(copy) = PacketTransit();
+      TransitOf(copy).source = port;
+      TransitOf(copy).destination = to;
+      TransitOf(copy).direction = Direction::kRx;
+      RunFaults(copy, now);
+    }
+  }
+  if (goes_out) {
+    SendOut(port, packet);
+  } else if (packet != nullptr) {
+    rte_pktmbuf_free(packet);
+  }
+}
+
 // Writes the MAC of the next hop. False: the packet waits for it or is gone.
 bool Fabric::State::FindWayOut(PortId port, rte_mbuf* packet, uint32_t l3, Time now) {
-  const std::byte* const ip = FrameOf(packet) + l3;
-  const bool ipv4 = LoadBe16(ip - 2) == kEtherTypeIpv4;
-  const Gid source = ipv4 ? Gid::FromIpv4(LoadBe32(ip + 12)) : Gid::Load(ip + 8);
-  const Gid destination = ipv4 ? Gid::FromIpv4(LoadBe32(ip + 16)) : Gid::Load(ip + 24);
-  switch (ports[port]->wire->FindWay(packet, source, destination, now)) {
+  switch (
+      ports[port]->wire->FindWay(packet, SourceGid(packet, l3), DestinationGid(packet, l3), now)) {
     case Wire::Way::kReady:
       return true;
     case Wire::Way::kWaits:
@@ -349,10 +442,9 @@ void Fabric::State::TakeIn(PortId port, rte_mbuf* packet, Time now) {
     rte_pktmbuf_free(packet);
     return;
   }
-  const bool ipv4 = LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv4;
-  const Gid source = ipv4 ? Gid::FromIpv4(LoadBe32(&frame[l3 + 12])) : Gid::Load(&frame[l3 + 8]);
-  if (FindPort(source) != kNoPort) {
-    Discard(port, Direction::kRx, DropReason::spoofed);
+  if (FindPort(SourceGid(packet, l3)) != kNoPort) {
+    // Of a NIC of ours on the same link: its members here have it already.
+    if (!IsToGroup(packet)) Discard(port, Direction::kRx, DropReason::spoofed);
     rte_pktmbuf_free(packet);
     return;
   }
@@ -473,11 +565,14 @@ bool Fabric::CanReach(PortId port, const Gid& source, const Gid& destination) co
   return wire != nullptr && wire->CanReach(source, destination);
 }
 
-void Fabric::Prepare(PortId port, const Gid& destination, Time now) {
-  if (!state_->has_wires) return;
+bool Fabric::Prepare(PortId port, const Gid& destination, Time now) {
+  if (!state_->has_wires) return true;
   const std::lock_guard guard(state_->mutex);
   Wire* wire = state_->ports[port]->wire.get();
-  if (wire != nullptr && state_->FindPort(destination) == kNoPort) wire->Prepare(destination, now);
+  if (wire == nullptr || state_->FindPort(destination) != kNoPort) return true;
+  const bool known = wire->Prepare(destination, now);
+  state_->FlushWires(now);
+  return known;
 }
 
 bool Fabric::PollWires(Time now) {
@@ -513,6 +608,11 @@ void Fabric::OpenInbox(ShardId shard, const rte_mempool* pool, InboxOwner* owner
   state_->inboxes[shard] = {.open = true, .pool = pool, .owner = owner};
 }
 
+void Fabric::OpenManagementInbox(InboxOwner* owner) {
+  const std::lock_guard guard(state_->mutex);
+  state_->inboxes[kManagementInbox] = {.open = true, .all_foreign = true, .owner = owner};
+}
+
 void Fabric::CloseInbox(ShardId shard) {
   const std::lock_guard guard(state_->mutex);
   state_->inboxes[shard] = {};
@@ -520,6 +620,33 @@ void Fabric::CloseInbox(ShardId shard) {
     port->received[shard].packets.Clear();
     port->received[shard].has_some = false;
   }
+}
+
+int Fabric::AttachGroup(PortId port, ShardId shard, const Gid& group) {
+  const std::lock_guard guard(state_->mutex);
+  const bool first = state_->groups.Find(group, port) == nullptr;
+  const int error =
+      state_->groups.Attach(group, port, shard, state_->ports[port]->config.group_limits);
+  Wire* wire = state_->ports[port]->wire.get();
+  if (error == 0 && first && wire != nullptr) wire->AcceptGroup(group, true);
+  return error;
+}
+
+void Fabric::DetachGroup(PortId port, ShardId shard, const Gid& group) {
+  const std::lock_guard guard(state_->mutex);
+  state_->groups.Detach(group, port, shard);
+  Wire* wire = state_->ports[port]->wire.get();
+  if (wire != nullptr && state_->groups.Find(group, port) == nullptr) {
+    wire->AcceptGroup(group, false);
+  }
+}
+
+void Fabric::ReportGroup(PortId port, const Gid& group, bool join, Time now) {
+  const std::lock_guard guard(state_->mutex);
+  Wire* wire = state_->ports[port]->wire.get();
+  if (wire == nullptr) return;
+  wire->ReportGroup(group, join);
+  state_->FlushWires(now);
 }
 
 const MacAddress* Fabric::Resolve(const Gid& gid) const {
@@ -548,7 +675,7 @@ size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard) {
   while (count < out.size()) {
     rte_mbuf* packet = queue.packets.Pop();
     if (packet == nullptr) break;
-    if (inbox.pool != nullptr && packet->pool != inbox.pool) --inbox.foreign;
+    if (inbox.IsForeign(packet)) --inbox.foreign;
     out[count++] = packet;
   }
   if (queue.packets.empty()) queue.has_some.store(false, std::memory_order_relaxed);

@@ -17,8 +17,14 @@
 // look-up of the next hop's MAC for which packets may wait, then the netdev. What
 // comes from there passes the receiving side.
 //
+// A packet to a multicast group passes the sending side once; then a copy for
+// each port that has members, the sender's own too, passes the receiving side,
+// and each shard of a port that has members gets one. Outside it goes if the port
+// is joined to a netdev.
+//
 // A port's packets go to the inbox of the shard that owns the destination QP
-// (steering); what has no owner goes to shard 0. Receive queues are linked
+// (steering); what has no owner goes to shard 0. Those for QP1 have an inbox of
+// their own once it is open. Receive queues are linked
 // through the packets: they cannot overflow. What another shard sent is bounded:
 // beyond kMaxForeignPackets it is dropped and counted (queue_full), so that a
 // shard that does not run keeps no more of the others' buffers. Rules are
@@ -40,6 +46,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nic_sim/fabric/group_table.h"
 #include "nic_sim/fabric/packet.h"
 #include "nic_sim/stats/counters.h"
 #include "transport/base/time.h"
@@ -55,13 +62,11 @@ struct PortConfig {
   std::string device;  // "verbena0"
   transport::MacAddress mac;
   std::vector<transport::Gid> gids;  // index = GID index; zero GIDs are free
+  GroupLimits group_limits;
 };
 
 enum class CaptureStage { kBefore, kAfter };
 
-// A set of QPs with an engine of its own; 0 is always there.
-using ShardId = uint8_t;
-inline constexpr size_t kMaxShards = 16;
 // Packets of other shards (or from outside) that wait in an inbox.
 inline constexpr size_t kMaxForeignPackets = 1024;
 
@@ -116,13 +121,25 @@ class Fabric {
   // (packets to the outside get theirs in Transmit).
   const transport::MacAddress* Resolve(const transport::Gid& gid) const;
   // A connection to `destination` begins: its next hop outside is looked for.
-  void Prepare(PortId port, const transport::Gid& destination, transport::Time now);
+  // True: it is known, or none is needed.
+  bool Prepare(PortId port, const transport::Gid& destination, transport::Time now);
+
+  // A QP of the shard becomes or ceases to be a member of `group`. 0, or ENOMEM:
+  // PortConfig::group_limits.
+  int AttachGroup(PortId port, ShardId shard, const transport::Gid& group);
+  void DetachGroup(PortId port, ShardId shard, const transport::Gid& group);
+
+  // The host becomes or ceases to be a member of `group` on the port's link: tells
+  // routers and switches there. Counted.
+  void ReportGroup(PortId port, const transport::Gid& group, bool join, transport::Time now);
 
   // Without a steering everything is shard 0's. Set before the first packet.
   void SetSteering(const PacketSteering* steering);
   // Shard 0 has an inbox from the start, the others from here on; `pool` is where
   // its own packets come from. nullptr: all packets are its own.
   void OpenInbox(ShardId shard, const rte_mempool* pool, InboxOwner* owner);
+  // For packets to QP1. All that it gets counts as of other shards.
+  void OpenManagementInbox(InboxOwner* owner);
   // Frees what is in it. Its packets are dropped (unknown_qp) from now on.
   void CloseInbox(ShardId shard);
 

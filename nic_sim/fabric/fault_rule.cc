@@ -127,6 +127,7 @@ class KeyReader {
     if (key == "dev") return ReadDevice(value);
     if (key == "dir") return ReadDirection(value);
     if (key == "opcode") return ReadOpcode(value);
+    if (key == "mad") return ReadMad(value);
     if (key == "prob") return ReadProbability(value);
     if (key == "qpn") return Number(value, 0, 0xffffff, &rule_.qpn);
     if (key == "sqpn") return Number(value, 0, 0xffffff, &rule_.source_qpn);
@@ -172,6 +173,16 @@ class KeyReader {
     if (Upper(value) == "ANY") return true;
     rule_.opcodes = ParseOpcodeSet(value);
     return rule_.opcodes.has_value();
+  }
+  bool ReadMad(std::string_view value) {
+    // Attribute ids from 0x10 on, in order.
+    static constexpr std::string_view kNames[] = {
+        "req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr"};
+    expected_ = "one of req, mra, rej, rep, rtu, dreq, drep, sidr_req, sidr_rep, lap, apr";
+    for (size_t i = 0; i < std::size(kNames); ++i) {
+      if (value == kNames[i]) rule_.mad = static_cast<uint16_t>(0x10 + i);
+    }
+    return rule_.mad.has_value();
   }
   bool ReadProbability(std::string_view value) {
     expected_ = "a number from 0 to 1";
@@ -346,10 +357,11 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) 
     seen.push_back(key);
     const std::optional<bool> good = reader.Read(key, word.substr(equals + 1));
     if (!good) {
-      *error = "unknown key " + Quoted(key) +
-               ": dev, dir, qpn, sqpn, dqpn, opcode, psn, size, transmission, after, until, nth, "
-               "every, prob, burst, seed, count, us, jitter, by, mbps, bytes, at, xor, icrc or a "
-               "header field such as bth.psn";
+      *error =
+          "unknown key " + Quoted(key) +
+          ": dev, dir, qpn, sqpn, dqpn, opcode, psn, mad, size, transmission, after, until, nth, "
+          "every, prob, burst, seed, count, us, jitter, by, mbps, bytes, at, xor, icrc or a "
+          "header field such as bth.psn";
       return false;
     }
     if (!*good) {

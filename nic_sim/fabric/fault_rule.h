@@ -40,6 +40,8 @@
 //                 class: send, write, read (requests and responses), atomic
 //                 (requests and results), ack (ACK, NAK, RNR NAK), any
 //   psn=N         PacketMeta::psn_offset
+//   mad=NAME      a message of the connection manager: req, mra, rej, rep, rtu,
+//                 dreq, drep, sidr_req, sidr_rep, lap, apr
 // Which of the packets that have all that:
 //   nth=N         the N-th only (from 1)
 //   every=N       each N-th
@@ -93,6 +95,7 @@ struct FaultRule {
   std::optional<uint32_t> source_qpn;
   std::optional<uint32_t> dest_qpn;
   std::optional<uint32_t> psn_offset;
+  std::optional<uint16_t> mad;  // attribute id
   std::optional<uint32_t> transmission;
   uint32_t min_size = 0;
   uint32_t max_size = UINT32_MAX;
@@ -121,8 +124,8 @@ struct FaultRule {
   }
   // A packet can be singled out, so `down` waits for it.
   bool has_trigger() const {
-    return qpn || source_qpn || dest_qpn || opcodes || psn_offset || transmission || nth || every ||
-           probability || min_size > 0 || max_size < UINT32_MAX;
+    return qpn || source_qpn || dest_qpn || opcodes || psn_offset || mad || transmission || nth ||
+           every || probability || min_size > 0 || max_size < UINT32_MAX;
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "transport/base/byteorder.h"
 #include "transport/wire/bth.h"
+#include "transport/wire/deth.h"
 #include "transport/wire/ip_udp.h"
 
 namespace verbena::nic {
@@ -20,6 +21,7 @@ struct FaultStage::Facts {
   uint32_t bth = 0;  // offset; 0: no RoCEv2 packet
   uint8_t opcode = 0;
   uint32_t dest_qpn = 0;
+  uint16_t mad = 0;  // attribute id of the message that it carries to QP1
 
   Time now;
   uint32_t bytes = 0;         // from the IP header to the ICRC
@@ -54,16 +56,20 @@ struct FaultStage::Facts {
     const Bth header = Bth::Load(&frame[bth]);
     opcode = static_cast<uint8_t>(header.opcode);
     dest_qpn = header.dest_qpn.value();
+    // Management class 7 is communication management (IBTA Vol 1, 16.7).
+    constexpr uint32_t kMad = Bth::kBytes + Deth::kBytes;
+    if (header.opcode == Opcode::kUdSendOnly && header.dest_qpn == kManagementQpn &&
+        frame.size() >= bth + kMad + 24 && frame[bth + kMad + 1] == std::byte{7}) {
+      mad = LoadBe16(&frame[bth + kMad + 16]);
+    }
   }
 };
 
 namespace {
 
 rte_mbuf* Copy(rte_mbuf* packet) {
-  rte_mbuf* copy = rte_pktmbuf_copy(packet, packet->pool, 0, UINT32_MAX);
-  if (copy == nullptr) return nullptr;
-  MetaOf(copy) = MetaOf(packet);
-  TransitOf(copy) = TransitOf(packet);
+  rte_mbuf* copy = CopyPacket(packet);
+  if (copy != nullptr) TransitOf(copy) = TransitOf(packet);
   return copy;
 }
 
@@ -237,6 +243,7 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
   }
   if (rule.opcodes && !rule.opcodes->test(f.opcode)) return false;
   if (rule.transmission && *rule.transmission != f.transmission) return false;
+  if (rule.mad && *rule.mad != f.mad) return false;
   return !rule.psn_offset || *rule.psn_offset == f.meta->psn_offset;
 }
 

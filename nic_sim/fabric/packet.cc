@@ -26,6 +26,12 @@ uint32_t L3OffsetOf(std::span<const std::byte> frame) {
   return l3;
 }
 
+rte_mbuf* CopyPacket(rte_mbuf* packet) {
+  rte_mbuf* copy = rte_pktmbuf_copy(packet, packet->pool, 0, UINT32_MAX);
+  if (copy != nullptr) MetaOf(copy) = MetaOf(packet);
+  return copy;
+}
+
 void EnsureIcrc(rte_mbuf* packet) {
   PacketMeta& meta = MetaOf(packet);
   if (meta.icrc_present) return;

@@ -13,8 +13,16 @@
 namespace verbena::nic {
 
 using PortId = uint16_t;
-// Instead of a port: what is behind the netdev that a port is joined to.
+// Instead of a port: what is behind the netdev that a port is joined to; the
+// members of a multicast group.
 inline constexpr PortId kOutside = 0xfffe;
+inline constexpr PortId kGroup = 0xfffd;
+
+// A set of QPs with an engine of its own; 0 is always there.
+using ShardId = uint8_t;
+inline constexpr size_t kMaxShards = 16;
+// Not of a shard: what is for QP1.
+inline constexpr ShardId kManagementInbox = kMaxShards;
 
 struct PacketMeta {
   // Set by the sender; 0 for packets that came in from outside.
@@ -46,6 +54,16 @@ inline std::span<std::byte> FrameSpan(rte_mbuf* packet) {
 // Where the IP header begins: 14, or 18 behind a VLAN tag. 0: the frame is
 // neither IPv4 nor IPv6, or too short for IP, UDP, BTH and ICRC.
 uint32_t L3OffsetOf(std::span<const std::byte> frame);
+
+// To a multicast group, as its MAC address says: senders here write what belongs
+// to the IP address, and the ports let no other in.
+inline bool IsToGroup(rte_mbuf* packet) {
+  return (*FrameOf(packet) & std::byte{1}) != std::byte{0};
+}
+
+// A packet of its own with the same bytes and PacketMeta. nullptr: the pool that
+// it is from has none.
+rte_mbuf* CopyPacket(rte_mbuf* packet);
 
 // Computes the ICRC if that was put off. A frame without IP stays as it is.
 void EnsureIcrc(rte_mbuf* packet);

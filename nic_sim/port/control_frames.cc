@@ -150,7 +150,113 @@ Gid SolicitedNodeGroup(const Gid& address) {
 }
 
 MacAddress GroupMac(const Gid& group) {
-  return MacAddress::FromUint64(uint64_t{0x3333} << 32 | LoadBe32(&group.bytes()[12]));
+  const uint32_t low = LoadBe32(&group.bytes()[12]);
+  return MacAddress::FromUint64(group.IsV4Mapped() ? 0x01005e000000u | (low & 0x7fffff)
+                                                   : 0x333300000000u | low);
+}
+
+namespace {
+
+constexpr uint8_t kIgmpQuery = 0x11;
+constexpr uint8_t kIgmpV3Report = 0x22;
+constexpr uint8_t kMldQuery = 130;
+constexpr uint8_t kMldV2Report = 143;
+// Router alert (RFC 2113; RFC 2711 with padding).
+constexpr uint32_t kRouterAlertV4 = 0x94040000;
+constexpr uint64_t kHopByHopRouterAlert = 0x3a00050200000100;
+
+// One's complement checksum of an ICMPv6 message behind extension headers.
+uint16_t ChecksumBehindExtensions(Bytes packet, Bytes message) {
+  const uint32_t sum = InternetSum(&packet[8], 32) + static_cast<uint32_t>(message.size()) +
+                       kIpProtocolIcmpv6 + Sum(message);
+  return static_cast<uint16_t>(~FoldInternetSum(sum));
+}
+
+ControlFrame WriteIgmpReport(const MacAddress& source_mac, uint32_t source, uint32_t group,
+                             GroupReport report) {
+  constexpr uint32_t kRouters = 0xe0000016;  // 224.0.0.22
+  constexpr size_t kHeader = Ipv4Header::kBytes + 4;
+  constexpr size_t kMessage = 16;
+  ControlFrame frame;
+  EthernetHeader{GroupMac(Gid::FromIpv4(kRouters)), source_mac, kEtherTypeIpv4}.Store(
+      frame.bytes.data());
+  std::byte* const packet = frame.bytes.data() + EthernetHeader::kBytes;
+  Ipv4Header{.header_words = kHeader / 4,
+             .tos = 0xc0,
+             .total_length = kHeader + kMessage,
+             .ttl = 1,
+             .protocol = kIpProtocolIgmp,
+             .source = source,
+             .destination = kRouters}
+      .Store(packet);
+  StoreBe32(packet + Ipv4Header::kBytes, kRouterAlertV4);
+  StoreBe16(packet + 10, static_cast<uint16_t>(~FoldInternetSum(InternetSum(packet, kHeader))));
+  std::byte* const message = packet + kHeader;
+  StoreBe8(message, kIgmpV3Report);
+  StoreBe16(message + 6, 1);  // records
+  StoreBe8(message + 8, static_cast<uint8_t>(report));
+  StoreBe32(message + 12, group);
+  StoreBe16(message + 2, IcmpChecksum({message, kMessage}));
+  frame.size = EthernetHeader::kBytes + kHeader + kMessage;
+  return frame;
+}
+
+ControlFrame WriteMldReport(const MacAddress& source_mac, const Gid& source, const Gid& group,
+                            GroupReport report) {
+  Gid::Bytes routers{};  // ff02::16
+  routers[0] = std::byte{0xff};
+  routers[1] = std::byte{0x02};
+  routers[15] = std::byte{0x16};
+  constexpr size_t kOptions = 8;
+  constexpr size_t kMessage = 28;
+  ControlFrame frame;
+  EthernetHeader{GroupMac(Gid(routers)), source_mac, kEtherTypeIpv6}.Store(frame.bytes.data());
+  std::byte* const packet = frame.bytes.data() + EthernetHeader::kBytes;
+  Ipv6Header{.payload_length = kOptions + kMessage,
+             .next_header = kIpv6HopByHop,
+             .hop_limit = 1,
+             .source = source,
+             .destination = Gid(routers)}
+      .Store(packet);
+  StoreBe64(packet + Ipv6Header::kBytes, kHopByHopRouterAlert);
+  std::byte* const message = packet + Ipv6Header::kBytes + kOptions;
+  StoreBe8(message, kMldV2Report);
+  StoreBe16(message + 6, 1);  // records
+  StoreBe8(message + 8, static_cast<uint8_t>(report));
+  group.Store(message + 12);
+  const size_t bytes = Ipv6Header::kBytes + kOptions + kMessage;
+  StoreBe16(message + 2, ChecksumBehindExtensions({packet, bytes}, {message, kMessage}));
+  frame.size = EthernetHeader::kBytes + bytes;
+  return frame;
+}
+
+}  // namespace
+
+ControlFrame WriteGroupReport(const MacAddress& source_mac, const Gid& source, const Gid& group,
+                              GroupReport report) {
+  return group.IsV4Mapped() ? WriteIgmpReport(source_mac, source.Ipv4(), group.Ipv4(), report)
+                            : WriteMldReport(source_mac, source, group, report);
+}
+
+std::optional<Gid> ParseIgmpQuery(Bytes message) {
+  if (message.size() < 8 || LoadBe8(&message[0]) != kIgmpQuery || IcmpChecksum(message) != 0) {
+    return std::nullopt;
+  }
+  const uint32_t group = LoadBe32(&message[4]);
+  return group == 0 ? Gid() : Gid::FromIpv4(group);
+}
+
+std::optional<Gid> ParseMldQuery(Bytes packet) {
+  constexpr size_t kOptions = 8;
+  constexpr size_t kMessage = 24;
+  if (packet.size() < Ipv6Header::kBytes + kOptions + kMessage) return std::nullopt;
+  const std::byte* options = &packet[Ipv6Header::kBytes];
+  if (LoadBe8(options) != kIpProtocolIcmpv6 || LoadBe8(options + 1) != 0) return std::nullopt;
+  const Bytes message = packet.subspan(Ipv6Header::kBytes + kOptions);
+  if (LoadBe8(&message[0]) != kMldQuery || ChecksumBehindExtensions(packet, message) != 0) {
+    return std::nullopt;
+  }
+  return Gid::Load(&message[8]);
 }
 
 uint16_t IcmpChecksum(Bytes message) {

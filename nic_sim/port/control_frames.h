@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The frames beside RoCEv2 that a NIC on a real link speaks: ARP (RFC 826) and
-// IPv6 neighbour discovery (RFC 4861), as plain values. Parse functions check
+// The frames beside RoCEv2 that a NIC on a real link speaks: ARP (RFC 826), IPv6
+// neighbour discovery (RFC 4861), membership in multicast groups (IGMPv3, RFC 3376;
+// MLDv2, RFC 3810), as plain values. Parse functions check
 // everything that the RFCs tell a receiver to check; Write functions give whole
 // Ethernet frames.
 #pragma once
@@ -17,9 +18,11 @@
 namespace verbena::nic {
 
 inline constexpr uint8_t kIpProtocolIcmp = 1;
+inline constexpr uint8_t kIpProtocolIgmp = 2;
+inline constexpr uint8_t kIpv6HopByHop = 0;
 inline constexpr uint8_t kIpProtocolIcmpv6 = 58;
 
-// A frame made here; the longest is an ND message with its option (86 bytes).
+// A frame made here; the longest is an MLDv2 report (90 bytes).
 struct ControlFrame {
   std::array<std::byte, 96> bytes{};
   size_t size = 0;
@@ -60,9 +63,24 @@ ControlFrame WriteNeighbourMessage(const transport::MacAddress& source_mac,
                                    const transport::MacAddress& destination_mac,
                                    const NeighbourMessage& message);
 
-// ff02::1:ffXX:XXXX of an address, and the MAC of an IPv6 group.
+// ff02::1:ffXX:XXXX of an address, and the MAC of a group (RFC 1112, 6.4; RFC 2464, 7).
 transport::Gid SolicitedNodeGroup(const transport::Gid& address);
 transport::MacAddress GroupMac(const transport::Gid& group);
+
+// What a membership report says of one group.
+enum class GroupReport : uint8_t {
+  kIsMember = 2,  // in answer to a query: excludes no source
+  kLeaves = 3,    // from now on: includes none
+  kJoins = 4,     // from now on: excludes none
+};
+// `source`: an address of the host of the group's family; IPv6: link-local.
+ControlFrame WriteGroupReport(const transport::MacAddress& source_mac, const transport::Gid& source,
+                              const transport::Gid& group, GroupReport report);
+// `message`: behind the IPv4 header and its options; or an IPv6 packet with the
+// hop-by-hop header that queries have. Gives the group that is asked for, zero for
+// all; empty: no query, or a wrong one.
+std::optional<transport::Gid> ParseIgmpQuery(std::span<const std::byte> message);
+std::optional<transport::Gid> ParseMldQuery(std::span<const std::byte> packet);
 
 // Checksum of an ICMP message; right when it folds to 0 over one that has it.
 uint16_t IcmpChecksum(std::span<const std::byte> message);

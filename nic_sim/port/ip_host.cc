@@ -104,8 +104,11 @@ bool IpHost::PollTransmit(ControlFrame* frame) {
     if (!neighbours_.PollQuestion(&question)) return false;
     *frame = QuestionFrame(question);
   }
-  const bool arp = LoadBe16(&frame->bytes[12]) == kEtherTypeArp;
-  ++(arp ? counters_.arp_xmit : counters_.nd_xmit);
+  const uint16_t type = LoadBe16(&frame->bytes[12]);
+  const bool group_report = type == kEtherTypeIpv4 || LoadBe8(&frame->bytes[20]) == kIpv6HopByHop;
+  ++(type == kEtherTypeArp ? counters_.arp_xmit
+     : group_report        ? counters_.group_reports
+                           : counters_.nd_xmit);
   return true;
 }
 
@@ -163,12 +166,57 @@ IpHost::Verdict IpHost::Handle(std::byte* frame, size_t* size, Time now) {
       HandleArp({frame + EthernetHeader::kBytes, *size - EthernetHeader::kBytes}, now);
       return Verdict::kDone;
     case kEtherTypeIpv4:
-      return to_group ? Other() : HandleIpv4(frame, size, now);
+      return HandleIpv4(frame, size, to_group, now);
     case kEtherTypeIpv6:
       return HandleIpv6(frame, size, to_group, now);
     default:
       return Other();
   }
+}
+
+void IpHost::AcceptGroup(const Gid& group, bool accept) {
+  if (accept) {
+    groups_.insert(group);
+  } else {
+    groups_.erase(group);
+  }
+}
+
+void IpHost::JoinGroup(const Gid& group) {
+  if (joined_[group]++ == 0) Report(group, GroupReport::kJoins);
+}
+
+void IpHost::LeaveGroup(const Gid& group) {
+  const auto found = joined_.find(group);
+  if (found == joined_.end() || --found->second != 0) return;
+  joined_.erase(found);
+  Report(group, GroupReport::kLeaves);
+}
+
+void IpHost::Report(const Gid& group, GroupReport report) {
+  for (const Address& own : config_.addresses) {
+    const Gid& gid = own.address.gid;
+    // MLD has to come from a link-local address (RFC 3810, 5.2.13).
+    if (gid.IsV4Mapped() != group.IsV4Mapped() || (!gid.IsV4Mapped() && !gid.IsLinkLocal())) {
+      continue;
+    }
+    Answer(WriteGroupReport(config_.mac, gid, group, report));
+    return;
+  }
+}
+
+// At once: the delay of the RFCs is for many hosts that answer together.
+IpHost::Verdict IpHost::HandleGroupQuery(const std::optional<Gid>& asked) {
+  if (!asked) return Other();
+  for (const auto& [group, times] : joined_) {
+    const bool meant = asked->IsZero() || *asked == group;
+    if (meant) Report(group, GroupReport::kIsMember);
+  }
+  return Verdict::kDone;
+}
+
+bool IpHost::IsInGroup(const Gid& group, const std::byte* frame) const {
+  return groups_.contains(group) && MacAddress::Load(frame) == GroupMac(group);
 }
 
 void IpHost::HandleArp(std::span<const std::byte> payload, Time now) {
@@ -197,7 +245,7 @@ void IpHost::HandleArp(std::span<const std::byte> payload, Time now) {
                                     .target_ip = arp->sender_ip}));
 }
 
-IpHost::Verdict IpHost::HandleIpv4(std::byte* frame, size_t* size, Time now) {
+IpHost::Verdict IpHost::HandleIpv4(std::byte* frame, size_t* size, bool to_group, Time now) {
   std::byte* const packet = frame + EthernetHeader::kBytes;
   const size_t room = *size - EthernetHeader::kBytes;
   if (room < Ipv4Header::kBytes) return Malformed();
@@ -207,8 +255,14 @@ IpHost::Verdict IpHost::HandleIpv4(std::byte* frame, size_t* size, Time now) {
       ip.total_length > room) {
     return Malformed();
   }
-  const Address* own = Find(Gid::FromIpv4(ip.destination));
-  if (own == nullptr) return Other();
+  if (to_group && ip.protocol == kIpProtocolIgmp) {
+    if (joined_.empty()) return Other();
+    return HandleGroupQuery(
+        ParseIgmpQuery({packet + header_bytes, ip.total_length - header_bytes}));
+  }
+  const Gid destination = Gid::FromIpv4(ip.destination);
+  const Address* own = to_group ? nullptr : Find(destination);
+  if (own == nullptr && !(to_group && IsInGroup(destination, frame))) return Other();
   // Options and fragments: neither RoCEv2 nor a ping that fits the link has them.
   constexpr uint16_t kFragmentBits = Ipv4Header::kMoreFragments | Ipv4Header::kFragmentOffsetMask;
   if (header_bytes != Ipv4Header::kBytes || (ip.flags_fragment & kFragmentBits) != 0) {
@@ -229,8 +283,8 @@ IpHost::Verdict IpHost::HandleIpv4(std::byte* frame, size_t* size, Time now) {
                         now);
     return Verdict::kRoce;
   }
-  if (ip.protocol != kIpProtocolIcmp || own->answered_by_kernel || body_bytes < kIcmpHeaderBytes ||
-      LoadBe8(body) != kEchoRequest || LoadBe8(body + 1) != 0) {
+  if (own == nullptr || ip.protocol != kIpProtocolIcmp || own->answered_by_kernel ||
+      body_bytes < kIcmpHeaderBytes || LoadBe8(body) != kEchoRequest || LoadBe8(body + 1) != 0) {
     return Other();
   }
   if (IcmpChecksum({body, body_bytes}) != 0) return Malformed();
@@ -269,7 +323,10 @@ IpHost::Verdict IpHost::HandleIpv6(std::byte* frame, size_t* size, bool to_group
       return Verdict::kDone;
     }
   }
-  if (own == nullptr || to_group) return Other();
+  if (to_group && ip.next_header == kIpv6HopByHop && !joined_.empty()) {
+    return HandleGroupQuery(ParseMldQuery(whole));
+  }
+  if (to_group ? !IsInGroup(ip.destination, frame) : own == nullptr) return Other();
   if (!IsUsableSource(ip.source) || ip.source.IsV4Mapped()) {
     ++counters_.rcv_spoofed;
     return Verdict::kDropped;
@@ -280,7 +337,7 @@ IpHost::Verdict IpHost::HandleIpv6(std::byte* frame, size_t* size, bool to_group
     neighbours_.Confirm(ip.source, MacAddress::Load(frame + MacAddress::kBytes), now);
     return Verdict::kRoce;
   }
-  if (ip.next_header != kIpProtocolIcmpv6 || own->answered_by_kernel ||
+  if (to_group || ip.next_header != kIpProtocolIcmpv6 || own->answered_by_kernel ||
       ip.payload_length < kIcmpHeaderBytes || LoadBe8(body) != kEchoRequestV6 ||
       LoadBe8(body + 1) != 0) {
     return Other();

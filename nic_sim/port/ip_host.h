@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "nic_sim/port/control_frames.h"
@@ -38,6 +40,7 @@ namespace verbena::nic {
   X(arp_xmit, "ARP requests and replies sent")                                     \
   X(nd_rcv, "neighbour solicitations and advertisements received")                 \
   X(nd_xmit, "neighbour solicitations and advertisements sent")                    \
+  X(group_reports, "memberships in multicast groups told")                         \
   X(echo_replies, "pings answered")                                                \
   X(address_conflicts, "another host says that it has one of the NIC's addresses") \
   X(xmit_failed, "frames that the netdev did not take")
@@ -79,6 +82,13 @@ class IpHost {
   std::optional<transport::Gid> NextHop(const transport::Gid& destination) const;
   bool HasAddress(const transport::Gid& gid) const { return Find(gid) != nullptr; }
 
+  // Multicast groups whose RoCEv2 packets are let in.
+  void AcceptGroup(const transport::Gid& group, bool accept);
+  // Memberships that are told to routers and switches, counted; queries about them
+  // are answered.
+  void JoinGroup(const transport::Gid& group);
+  void LeaveGroup(const transport::Gid& group);
+
   NeighbourTable& neighbours() { return neighbours_; }
   const NeighbourTable& neighbours() const { return neighbours_; }
   transport::Time next_deadline() const { return neighbours_.next_deadline(); }
@@ -92,8 +102,11 @@ class IpHost {
 
   const Address* Find(const transport::Gid& gid) const;
   const transport::Gid& SourceFor(const transport::Gid& target) const;
+  void Report(const transport::Gid& group, GroupReport report);
+  Verdict HandleGroupQuery(const std::optional<transport::Gid>& asked);
+  bool IsInGroup(const transport::Gid& group, const std::byte* frame) const;
   void HandleArp(std::span<const std::byte> payload, transport::Time now);
-  Verdict HandleIpv4(std::byte* frame, size_t* size, transport::Time now);
+  Verdict HandleIpv4(std::byte* frame, size_t* size, bool to_group, transport::Time now);
   Verdict HandleIpv6(std::byte* frame, size_t* size, bool to_group, transport::Time now);
   void HandleNeighbour(const NeighbourMessage& message, const transport::MacAddress& sender,
                        transport::Time now);
@@ -103,6 +116,8 @@ class IpHost {
   Verdict Other();
 
   Config config_;
+  std::unordered_set<transport::Gid> groups_;
+  std::unordered_map<transport::Gid, uint32_t> joined_;  // times
   NeighbourTable neighbours_;
   // Ring of answers that wait for PollTransmit; more are dropped, as on a busy
   // host.

@@ -29,11 +29,18 @@ bool Wire::CanReach(const Gid& source, const Gid& destination) const {
   return host_.HasAddress(source) && host_.NextHop(destination).has_value();
 }
 
-void Wire::Prepare(const Gid& destination, Time now) {
+bool Wire::Prepare(const Gid& destination, Time now) {
   const std::optional<Gid> hop = host_.NextHop(destination);
-  if (!hop) return;
-  host_.neighbours().Use(*hop, now);
-  Flush(now);
+  if (!hop) return false;
+  return host_.neighbours().Use(*hop, now).mac != nullptr;
+}
+
+void Wire::ReportGroup(const Gid& group, bool join) {
+  if (join) {
+    host_.JoinGroup(group);
+  } else {
+    host_.LeaveGroup(group);
+  }
 }
 
 Wire::Way Wire::FindWay(rte_mbuf* packet, const Gid& source, const Gid& destination, Time now) {

@@ -52,8 +52,14 @@ class Wire {
 
   // Is there a way from one of the NIC's addresses to another?
   bool CanReach(const transport::Gid& source, const transport::Gid& destination) const;
+  bool HasAddress(const transport::Gid& gid) const { return host_.HasAddress(gid); }
+  // Frames to the group's MAC address are for the NIC, or no longer.
+  void AcceptGroup(const transport::Gid& group, bool accept) { host_.AcceptGroup(group, accept); }
   // Starts to find the next hop, so that the first packet need not wait.
-  void Prepare(const transport::Gid& destination, transport::Time now);
+  // True: it is known. The question goes out with Flush.
+  bool Prepare(const transport::Gid& destination, transport::Time now);
+  // See IpHost.
+  void ReportGroup(const transport::Gid& group, bool join);
 
   enum class Way {
     kReady,    // the destination MAC is written

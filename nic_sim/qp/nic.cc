@@ -65,7 +65,12 @@ Nic::Nic(const Config& config, Fabric& fabric)
   node_guid_ = transport::LoadBe64(eui64);
   static_assert(std::endian::native == std::endian::little);
   attributes_ = MakeDeviceAttributes(__builtin_bswap64(node_guid_));
-  port_ = fabric.AddPort({.device = config.device, .mac = config.mac, .gids = gids_});
+  port_ = fabric.AddPort({.device = config.device,
+                          .mac = config.mac,
+                          .gids = gids_,
+                          .group_limits = {.groups = kMaxMcastGroups,
+                                           .qps_of_group = kMaxMcastQpAttach,
+                                           .attachments = kMaxTotalMcastQpAttach}});
 }
 
 }  // namespace verbena::nic

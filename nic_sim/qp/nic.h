@@ -4,6 +4,7 @@
 // NicShare: what the users of one shard have on it, their key table included.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -77,10 +78,13 @@ struct NicShare {
   uint32_t cq_count = 0;
   uint32_t ah_count = 0;
   uint32_t srq_count = 0;
+  uint32_t mcast_count = 0;
   PdId next_pd = 1;
   uint32_t dm_count = 0;
   uint64_t dm_bytes = 0;                                  // memory of the device
   std::unordered_map<uint64_t, DeviceContext*> contexts;  // by cookie
+  // QPs that are attached to a multicast group.
+  std::unordered_map<transport::Gid, std::vector<Qp*>> groups;
   // Of QPs that are gone.
   transport::TransportCounters retired_counters;
 };
@@ -100,6 +104,9 @@ class Nic {
 
   const Config& config() const { return config_; }
   const std::vector<transport::Gid>& gids() const { return gids_; }
+  bool HasAddress(const transport::Gid& gid) const {
+    return std::find(gids_.begin(), gids_.end(), gid) != gids_.end();
+  }
   uint64_t node_guid() const { return node_guid_; }  // host order
   const abi::DeviceAttributes& attributes() const { return attributes_; }
   PortId port() const { return port_; }

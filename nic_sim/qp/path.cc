@@ -3,6 +3,8 @@
 
 #include <cerrno>
 
+#include "nic_sim/port/control_frames.h"
+
 namespace verbena::nic {
 
 using transport::Gid;
@@ -16,18 +18,14 @@ bool IsIpv4Group(const Gid& gid) {
   return transport::LoadBe64(p) == 0xff0e'0000'0000'0000u && transport::LoadBe32(p + 8) == 0xffff;
 }
 
-// RFC 1112, 6.4 and RFC 2464, 7.
-MacAddress GroupMac(const Gid& group) {
-  const uint32_t low = transport::LoadBe32(group.bytes().data() + 12);
-  return MacAddress::FromUint64(group.IsV4Mapped() ? 0x01005e000000u | (low & 0x7fffff)
-                                                   : 0x333300000000u | low);
-}
-
 }  // namespace
 
-Gid DestinationOf(const abi::AhAttr& ah) {
-  const Gid gid = Gid::Load(reinterpret_cast<const std::byte*>(ah.dgid));
+Gid CanonicalGid(const Gid& gid) {
   return IsIpv4Group(gid) ? Gid::FromIpv4(transport::LoadBe32(gid.bytes().data() + 12)) : gid;
+}
+
+Gid DestinationOf(const abi::AhAttr& ah) {
+  return CanonicalGid(Gid::Load(reinterpret_cast<const std::byte*>(ah.dgid)));
 }
 
 int CheckAddress(const Nic& nic, const abi::AhAttr& ah) {

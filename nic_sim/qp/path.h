@@ -13,6 +13,8 @@
 
 namespace verbena::nic {
 
+// One form of GIDs that mean the same IPv4 group.
+transport::Gid CanonicalGid(const transport::Gid& gid);
 transport::Gid DestinationOf(const abi::AhAttr& ah);
 
 // 0; EINVAL: an address that makes no sense. Says nothing of whether there is

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "nic_sim/abi/commands.h"
 #include "nic_sim/mem/dma_queue.h"
@@ -58,6 +59,7 @@ class Qp {
     transport::QpType type = transport::QpType::kRc;
     abi::QpCaps caps{};
     bool signal_all = false;
+    bool blocks_self_multicast = false;
     CompletionQueue* send_cq = nullptr;
     CompletionQueue* recv_cq = nullptr;
     SharedReceiveQueue* srq = nullptr;  // nullptr: its own queue
@@ -127,7 +129,8 @@ class Qp {
   const SendQueue& sq() const { return sq_; }
   const ReceiveQueue& rq() const { return rq_; }
 
-  uint32_t async_events = 0;  // written for this QP
+  uint32_t async_events = 0;           // written for this QP
+  std::vector<transport::Gid> groups;  // that it is attached to
 
   // Bookkeeping of the engine's ready list and timer heap.
   bool in_ready_list = false;

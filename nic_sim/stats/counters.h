@@ -20,6 +20,8 @@ namespace verbena::nic {
   X(port_rcv_data, "4-byte units received, IP header to ICRC")               \
   X(unicast_xmit_packets, "of port_xmit_packets, to one destination")        \
   X(unicast_rcv_packets, "of port_rcv_packets, to one destination")          \
+  X(multicast_xmit_packets, "of port_xmit_packets, to a multicast group")    \
+  X(multicast_rcv_packets, "of port_rcv_packets, to a multicast group")      \
   X(port_xmit_discards, "packets not sent: no route, or dropped by a fault") \
   X(port_rcv_errors, "packets dropped on reception, see drops")
 

@@ -113,10 +113,10 @@ def wait_listening(namespace, port, limit=20.0):
 class Sniffer:
     """tshark on a netdev of a namespace; `with Sniffer(...) as sniffer`, then frames()."""
 
-    def __init__(self, namespace, netdev, folder):
+    def __init__(self, namespace, netdev, folder, most_bytes=160):
         self.namespace = namespace
         self.path = os.path.join(folder, f"{netdev}.pcapng")
-        self.program = namespace.program("tshark", "-q", "-s", "160", "-i", netdev, "-w", self.path,
+        self.program = namespace.program("tshark", "-q", "-s", most_bytes, "-i", netdev, "-w", self.path,
                                          limit=600)
 
     def __enter__(self):

@@ -102,6 +102,12 @@ class FakeContext final : public Context {
     reply->async_events = 2;
     return 0;
   }
+  int AttachMcast(const abi::McastRequest& request) override {
+    return request.handle == 5 ? 0 : EINVAL;
+  }
+  int DetachMcast(const abi::McastRequest& request) override {
+    return request.handle == 5 ? 0 : EINVAL;
+  }
   int CreateAh(const abi::CreateAhRequest& request, uint32_t* handle) override {
     *handle = request.attr.port_num;
     return 0;

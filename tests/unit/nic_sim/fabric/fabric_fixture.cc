@@ -53,7 +53,7 @@ void PutIpv4(std::vector<uint8_t>* out, const PacketSpec& spec, size_t length) {
 
 std::vector<uint8_t> FrameOfSpec(const PacketSpec& spec) {
   std::vector<uint8_t> frame;
-  PutBe(&frame, 0x020000000000 + (spec.destination & 0xff), 6);
+  PutBe(&frame, (spec.group_mac ? 0x01005e000000 : 0x020000000000) + (spec.destination & 0xff), 6);
   PutBe(&frame, 0x020000000000 + (spec.source & 0xff), 6);
   if (spec.vlan) PutBe(&frame, 0x81000005, 4);
   const size_t udp_bytes = 8 + 12 + spec.payload_bytes + 4;
@@ -134,6 +134,7 @@ void FabricTest::MakeFabric(bool strict) {
     PortConfig config;
     config.device = address == kAddress0 ? "verbena0" : "verbena1";
     config.mac = transport::MacAddress::FromUint64(0x020000000000 + (address & 0xff));
+    config.group_limits = {.groups = 3, .qps_of_group = 4, .attachments = 6};
     config.gids = {LinkLocalGid(address), transport::Gid::FromIpv4(address), transport::Gid()};
     fabric_->AddPort(config);
   }

@@ -33,6 +33,7 @@ struct PacketSpec {
   uint32_t dest_qpn = 0x22;
   uint32_t psn = 0;           // also the offset
   size_t payload_bytes = 64;  // multiple of 4
+  bool group_mac = false;     // the group bit of the destination's MAC address
 };
 
 // Frame with four zero bytes in place of the ICRC.

@@ -68,6 +68,10 @@ TEST(FaultRule, ReadsEveryKey) {
   EXPECT_EQ(Parsed("reorder by=4").distance, 4u);
   EXPECT_EQ(Parsed("reorder").distance, 1u);
   EXPECT_EQ(Parsed("drop prob=1e-3").probability, 0.001);
+  EXPECT_EQ(Parsed("drop mad=req").mad, 0x10);  // attribute ids: IBTA Vol 1, table 16.7.2
+  EXPECT_EQ(Parsed("drop mad=rep").mad, 0x13);
+  EXPECT_EQ(Parsed("drop mad=sidr_rep").mad, 0x18);
+  EXPECT_TRUE(Parsed("down mad=req").has_trigger());
   EXPECT_FALSE(Parsed("drop opcode=any").opcodes.has_value());
 }
 
@@ -96,6 +100,8 @@ TEST(FaultRule, NamesTheBadWord) {
       {"drop opcode=", "'opcode='"},
       {"drop psn=16777216", "'psn=16777216'"},
       {"drop nth=0", "'nth=0'"},
+      {"drop mad=", "'mad='"},
+      {"drop mad=REQ", "'mad=REQ'"},
       {"drop every=0", "'every=0'"},
       {"drop every=1.5", "'every=1.5'"},
       {"drop nth=99999999999999999999", "'nth=99999999999999999999'"},

@@ -437,6 +437,131 @@ TEST_F(IpHostTest, FramesForOthersAreLeft) {
   EXPECT_EQ(host_.counters().rcv_other, 2u);
 }
 
+// From a capture of Linux (tests/vectors/cm_mckey_v4.pcap): behind the IP header.
+const Bytes kJoinReport = {0x22, 0, 0xe8, 0xf9, 0, 0, 0, 1, 4, 0, 0, 0, 0xef, 1, 2, 3};
+const Bytes kLeaveReport = {0x22, 0, 0xe9, 0xf9, 0, 0, 0, 1, 3, 0, 0, 0, 0xef, 1, 2, 3};
+
+Bytes ReportFrame(const Bytes& message) {
+  Bytes header = Join({{0x46, 0xc0, 0, 0x28, 0, 0, 0x40, 0, 1, 2, 0, 0},
+                       kOwnIp,
+                       {0xe0, 0, 0, 0x16},
+                       {0x94, 4, 0, 0}});
+  const uint16_t sum = Checksum(header);
+  header[10] = static_cast<uint8_t>(sum >> 8);
+  header[11] = static_cast<uint8_t>(sum);
+  return Join({{1, 0, 0x5e, 0, 0, 0x16}, kOwn, {8, 0}, header, message});
+}
+
+TEST_F(IpHostTest, MembershipsAreReportedAsLinuxDoes) {
+  const Gid group = *Gid::Parse("239.1.2.3");
+  host_.JoinGroup(group);
+  EXPECT_EQ(Sent(), ReportFrame(kJoinReport));
+  host_.JoinGroup(group);
+  host_.LeaveGroup(group);
+  EXPECT_TRUE(Sent().empty()) << "joined twice, left once";
+  host_.LeaveGroup(group);
+  EXPECT_EQ(Sent(), ReportFrame(kLeaveReport));
+  host_.LeaveGroup(group);
+  EXPECT_TRUE(Sent().empty());
+  EXPECT_EQ(host_.counters().group_reports, 2u);
+}
+
+TEST_F(IpHostTest, QueriesAreAnsweredWithTheMembershipsThatTheyAskFor) {
+  host_.JoinGroup(*Gid::Parse("239.1.2.3"));
+  host_.JoinGroup(*Gid::Parse("239.9.9.9"));
+  while (!Sent().empty()) {
+  }
+  const auto query = [](const Bytes& group, const Bytes& to) {
+    Bytes message = Join({{0x11, 100, 0, 0}, group, {2, 125, 0, 0}});
+    const uint16_t sum = Checksum(message);
+    message[2] = static_cast<uint8_t>(sum >> 8);
+    message[3] = static_cast<uint8_t>(sum);
+    Bytes frame = Ipv4(2, kPeerIp, to, message);
+    const Bytes mac = {1, 0, 0x5e, to[1], to[2], to[3]};
+    std::copy(mac.begin(), mac.end(), frame.begin());
+    return frame;
+  };
+  EXPECT_EQ(Handle(query({0, 0, 0, 0}, {224, 0, 0, 1})), Verdict::kDone);
+  EXPECT_EQ(Sent()[14 + 24 + 8], 2) << "MODE_IS_EXCLUDE";
+  EXPECT_FALSE(Sent().empty());
+  EXPECT_TRUE(Sent().empty());
+  EXPECT_EQ(Handle(query({239, 1, 2, 3}, {239, 1, 2, 3})), Verdict::kDone);
+  EXPECT_FALSE(Sent().empty());
+  EXPECT_TRUE(Sent().empty());
+  Bytes bad = query({0, 0, 0, 0}, {224, 0, 0, 1});
+  bad.back() ^= 1;
+  EXPECT_EQ(Handle(bad), Verdict::kDropped);
+  EXPECT_TRUE(Sent().empty());
+}
+
+// RFC 3810, 5.2: from a link-local address to ff02::16, with a router alert.
+TEST_F(IpHostTest, MembershipsOfIpv6AreReportedByMld) {
+  host_.JoinGroup(*Gid::Parse("ff15::4791"));
+  const Bytes sent = Sent();
+  Bytes message = Join({{143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0}, AddressBytes("ff15::4791")});
+  const Bytes pseudo = Join({AddressBytes("fe80::1"),
+                             AddressBytes("ff02::16"),
+                             {0, 0},
+                             Be16(static_cast<uint16_t>(message.size())),
+                             {0, 0, 0, 58},
+                             message});
+  const uint16_t sum = Checksum(pseudo);
+  message[2] = static_cast<uint8_t>(sum >> 8);
+  message[3] = static_cast<uint8_t>(sum);
+  Bytes expected = Ipv6({0x33, 0x33, 0, 0, 0, 0x16}, "fe80::1", "ff02::16", 0, 1,
+                        Join({{58, 0, 5, 2, 0, 0, 1, 0}, message}));
+  std::copy(kOwn.begin(), kOwn.end(), expected.begin() + 6);
+  EXPECT_EQ(sent, expected);
+
+  Bytes query = Join({{130, 0, 0, 0, 0, 0, 0, 0}, AddressBytes("::")});
+  const Bytes all = Join({AddressBytes("fe80::9"),
+                          AddressBytes("ff02::1"),
+                          {0, 0},
+                          Be16(static_cast<uint16_t>(query.size())),
+                          {0, 0, 0, 58},
+                          query});
+  const uint16_t query_sum = Checksum(all);
+  query[2] = static_cast<uint8_t>(query_sum >> 8);
+  query[3] = static_cast<uint8_t>(query_sum);
+  EXPECT_EQ(Handle(Ipv6({0x33, 0x33, 0, 0, 0, 1}, "fe80::9", "ff02::1", 0, 1,
+                        Join({{58, 0, 5, 2, 0, 0, 1, 0}, query}))),
+            Verdict::kDone);
+  const Bytes answer = Sent();
+  ASSERT_EQ(answer.size(), expected.size());
+  EXPECT_EQ(answer[14 + 40 + 8 + 8], 2);
+}
+
+TEST_F(IpHostTest, OnlyPacketsOfAcceptedGroupsAreLetIn) {
+  const Bytes roce = Join({{0xc0, 0, 0x12, 0xb7, 0, 28, 0, 0}, Bytes(20, 0)});
+  const auto to_group = [&roce](const Bytes& ip, const Bytes& mac) {
+    Bytes frame = Ipv4(17, kPeerIp, ip, roce);
+    std::copy(mac.begin(), mac.end(), frame.begin());
+    return frame;
+  };
+  const Bytes good = to_group({239, 129, 2, 3}, {1, 0, 0x5e, 1, 2, 3});
+  EXPECT_EQ(Handle(good), Verdict::kDropped);
+  host_.AcceptGroup(*Gid::Parse("239.129.2.3"), true);
+  EXPECT_EQ(Handle(good), Verdict::kRoce);
+  EXPECT_EQ(Handle(to_group({239, 1, 2, 3}, {1, 0, 0x5e, 1, 2, 3})), Verdict::kDropped)
+      << "another group with that MAC address";
+  EXPECT_EQ(Handle(to_group({239, 129, 2, 3}, kBroadcast)), Verdict::kDropped);
+  EXPECT_EQ(Handle(to_group({239, 129, 2, 3}, kOwn)), Verdict::kDropped);
+  EXPECT_EQ(Handle(to_group(kOwnIp, {1, 0, 0x5e, 1, 2, 3})), Verdict::kDropped);
+  host_.AcceptGroup(*Gid::Parse("239.129.2.3"), false);
+  EXPECT_EQ(Handle(good), Verdict::kDropped);
+
+  const auto ipv6 = [&roce] {
+    return Ipv6({0x33, 0x33, 0, 0, 0x47, 0x91}, "fd00::2", "ff15::4791", 17, 64, roce);
+  };
+  EXPECT_EQ(Handle(ipv6()), Verdict::kDropped);
+  host_.AcceptGroup(*Gid::Parse("ff15::4791"), true);
+  EXPECT_EQ(Handle(ipv6()), Verdict::kRoce);
+  // Pings to a group are not for the NIC.
+  EXPECT_EQ(Handle(Icmpv6({0x33, 0x33, 0, 0, 0x47, 0x91}, "fd00::2", "ff15::4791", 64,
+                          {128, 0, 0, 0, 0, 9, 0, 1})),
+            Verdict::kDropped);
+}
+
 TEST_F(IpHostTest, ItAnnouncesItsAddresses) {
   host_.Announce();
   EXPECT_EQ(Sent()[54], 136) << "fe80::1";
