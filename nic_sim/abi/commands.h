@@ -377,8 +377,8 @@ struct CreateQpRequest {
   uint32_t sq_sig_all;
   QpCaps caps;
   uint64_t user_handle;
-  uint32_t srq;   // receives come from there, or kNoHandle
-  uint32_t xrcd;  // XRC_RECV, or kNoHandle
+  uint32_t srq;           // receives come from there, or kNoHandle
+  uint32_t xrcd;          // XRC_RECV, or kNoHandle
   uint32_t create_flags;  // enum ibv_qp_create_flags; kQpBlockSelfMulticast alone
   uint32_t reserved;
 };

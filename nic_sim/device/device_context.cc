@@ -282,25 +282,25 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
     }
   }
   static std::atomic<uint32_t> generation{0};  // of all QPs: a slot never repeats one soon
-  const Qp::Config config{.nic = &nic_,
-                          .shard = &shard_,
-                          .share = &share_,
-                          .sink = this,
-                          .slot = slot,
-                          .generation = ++generation,
-                          .pd = request.pd,
-                          .type = static_cast<QpType>(request.type),
-                          .caps = caps,
-                          .signal_all = request.sq_sig_all != 0,
-                          .blocks_self_multicast =
-                              (request.create_flags & abi::kQpBlockSelfMulticast) != 0,
-                          .send_cq = FindCq(request.send_cq),
-                          .recv_cq = FindCq(request.recv_cq),
-                          .srq = srq,
-                          .sq_ring = sq,
-                          .rq_ring = rq,
-                          .record = &page_->qp[slot],
-                          .user_handle = request.user_handle};
+  const Qp::Config config{
+      .nic = &nic_,
+      .shard = &shard_,
+      .share = &share_,
+      .sink = this,
+      .slot = slot,
+      .generation = ++generation,
+      .pd = request.pd,
+      .type = static_cast<QpType>(request.type),
+      .caps = caps,
+      .signal_all = request.sq_sig_all != 0,
+      .blocks_self_multicast = (request.create_flags & abi::kQpBlockSelfMulticast) != 0,
+      .send_cq = FindCq(request.send_cq),
+      .recv_cq = FindCq(request.recv_cq),
+      .srq = srq,
+      .sq_ring = sq,
+      .rq_ring = rq,
+      .record = &page_->qp[slot],
+      .user_handle = request.user_handle};
   std::unique_ptr<Qp> qp = Qp::Create(config);
   transport::Qpn qpn;
   if (!nic_.qps().Insert(qp.get(), shard_.id(), &qpn)) {
