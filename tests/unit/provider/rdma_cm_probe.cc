@@ -516,6 +516,18 @@ void Many() {
   Say("no more", !Readable(fd) && GetEvent(fd) == EAGAIN);
 }
 
+// What a full socket did not take comes when it has room, without being asked for.
+void Room() {
+  const int fd = Open();
+  const uint32_t id = CreateId(fd);
+  Say("5000 events", Events(fd, id, 5000));
+  int got = 0;
+  char token;
+  pollfd descriptor = {fd, POLLIN, 0};
+  while (poll(&descriptor, 1, 500) == 1 && recv(fd, &token, 1, MSG_DONTWAIT) == 1) ++got;
+  Say("a token for each", got == 5000);
+}
+
 // The test ends the daemon when it reads "waiting".
 void Orphaned() {
   const int fd = Open();
@@ -551,15 +563,25 @@ int main(int argc, char** argv) {
     const char* name;
     void (*run)();
   } const scenarios[] = {
-      {"opening", Opening},          {"commands", Commands},
-      {"polling", Polling},          {"edge", Edge},
-      {"non_blocking", NonBlocking}, {"duplicates", Duplicates},
-      {"forking", Forking},          {"killed", Killed},
-      {"executing", Executing},      {"signals", Signals},
-      {"cancelling", Cancelling},    {"threads", Threads},
-      {"destroying", Destroying},    {"destroying_while_waiting", DestroyingWhileWaiting},
-      {"migrating", Migrating},      {"many", Many},
-      {"orphaned", Orphaned},        {"refused", Refused},
+      {"opening", Opening},
+      {"commands", Commands},
+      {"polling", Polling},
+      {"edge", Edge},
+      {"non_blocking", NonBlocking},
+      {"duplicates", Duplicates},
+      {"forking", Forking},
+      {"killed", Killed},
+      {"executing", Executing},
+      {"signals", Signals},
+      {"cancelling", Cancelling},
+      {"threads", Threads},
+      {"destroying", Destroying},
+      {"destroying_while_waiting", DestroyingWhileWaiting},
+      {"migrating", Migrating},
+      {"many", Many},
+      {"room", Room},
+      {"orphaned", Orphaned},
+      {"refused", Refused},
   };
   for (const auto& each : scenarios) {
     if (strcmp(each.name, scenario) == 0) {
