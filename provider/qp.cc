@@ -118,7 +118,8 @@ void Free(Qp* qp) {
   free(qp);
 }
 
-int Create(Context* context, Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
+int Create(Context* context, Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr,
+           uint32_t create_flags) {
   abi::CreateQpRequest request = {};
   abi::CreateQpReply reply = {};
   request.header.op = abi::kCmdCreateQp;
@@ -131,6 +132,7 @@ int Create(Context* context, Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
   request.user_handle = reinterpret_cast<uint64_t>(&qp->base.qp);
   request.srq = attr.srq != nullptr ? attr.srq->handle : abi::kNoHandle;
   request.xrcd = abi::kNoHandle;
+  request.create_flags = create_flags;
   const CreateGuard guard(context);
   ReplyFds fds;
   int error = context->channel.Execute(&request, &reply, -1, &fds);
@@ -162,7 +164,8 @@ void FillHandle(Qp* qp, ibv_pd* pd, const ibv_qp_init_attr& attr) {
 }
 
 // `ops`: of an ibv_qp_ex, or NULL.
-ibv_qp* CreateQpWith(ibv_pd* pd, ibv_qp_init_attr* attr, const uint64_t* ops) {
+ibv_qp* CreateQpWith(ibv_pd* pd, ibv_qp_init_attr* attr, const uint64_t* ops,
+                     uint32_t create_flags) {
   Context* context = ToContext(pd->context);
   if (attr->send_cq == nullptr || attr->recv_cq == nullptr) {
     errno = EINVAL;
@@ -173,7 +176,7 @@ ibv_qp* CreateQpWith(ibv_pd* pd, ibv_qp_init_attr* attr, const uint64_t* ops) {
   qp->send_cq = ToCq(attr->send_cq);
   qp->recv_cq = ToCq(attr->recv_cq);
   qp->signal_all = attr->sq_sig_all != 0;
-  const int error = Create(context, qp, pd, *attr);
+  const int error = Create(context, qp, pd, *attr, create_flags);
   if (error != 0) {
     Free(qp);
     errno = error;
@@ -188,19 +191,21 @@ ibv_qp* CreateQpWith(ibv_pd* pd, ibv_qp_init_attr* attr, const uint64_t* ops) {
 
 }  // namespace
 
-ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) { return CreateQpWith(pd, attr, nullptr); }
+ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) { return CreateQpWith(pd, attr, nullptr, 0); }
 
 ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
   constexpr uint32_t kMask =
       IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
   const bool extended = (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0;
+  const uint32_t create_flags =
+      (attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 ? attr->create_flags : 0;
   int error = 0;
   if ((attr->comp_mask & ~kMask) != 0) {
     error = EOPNOTSUPP;
   } else if ((attr->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 || attr->pd == nullptr ||
              attr->pd->context != context) {
     error = EINVAL;
-  } else if ((attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 && attr->create_flags != 0) {
+  } else if ((create_flags & ~abi::kQpBlockSelfMulticast) != 0) {
     error = EOPNOTSUPP;
   } else if (extended) {
     error = CheckSendOps(attr->qp_type, attr->send_ops_flags);
@@ -214,7 +219,8 @@ ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
                 offsetof(ibv_qp_init_attr, sq_sig_all));
   ibv_qp_init_attr plain = {};
   memcpy(&plain, attr, offsetof(ibv_qp_init_attr, sq_sig_all) + sizeof(plain.sq_sig_all));
-  ibv_qp* qp = CreateQpWith(attr->pd, &plain, extended ? &attr->send_ops_flags : nullptr);
+  ibv_qp* qp =
+      CreateQpWith(attr->pd, &plain, extended ? &attr->send_ops_flags : nullptr, create_flags);
   if (qp != nullptr) attr->cap = plain.cap;
   return qp;
 }

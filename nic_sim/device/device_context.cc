@@ -241,7 +241,6 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
   if (request.xrcd != abi::kNoHandle) return EINVAL;
   if (request.srq != abi::kNoHandle && FindSrq(request.srq) == nullptr) return EINVAL;
   if ((request.create_flags & ~abi::kQpBlockSelfMulticast) != 0) return EOPNOTSUPP;
-  if (request.create_flags != 0 && static_cast<QpType>(request.type) != QpType::kUd) return EINVAL;
   const abi::DeviceAttributes& limits = nic_.attributes();
   const abi::QpCaps& caps = request.caps;
   if (caps.max_send_wr > limits.max_qp_wr || caps.max_recv_wr > limits.max_qp_wr ||

@@ -75,6 +75,10 @@ class Mckey(AppTestCase):
         receiver = self.start_receiver("239.1.2.5", FIRST)
         self.finish(receiver, self.send("239.1.2.5", SECOND, "-o"))
 
+    def test_a_sender_without_loopback(self):
+        receiver = self.start_receiver("239.1.2.8", FIRST)
+        self.finish(receiver, self.send("239.1.2.8", FIRST, "-l"))
+
     def test_another_group_hears_nothing(self):
         other = self.start_receiver("239.1.2.6", FIRST)
         self.finish(self.start_receiver("239.1.2.7", FIRST), self.send("239.1.2.7", FIRST))

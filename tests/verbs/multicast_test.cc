@@ -196,6 +196,25 @@ TEST(Multicast, GroupsWithOneMacAddressAreNotMixedUp) {
   EXPECT_TRUE(StaysEmpty(a.cq(), Milliseconds(30)));
 }
 
+TEST(Multicast, AQpThatBlocksItsOwnGetsThoseOfOthersOnly) {
+  const ibv_gid group = GroupOf(1);
+  UdEnd blocking("verbena0", 1, IBV_QP_CREATE_BLOCK_SELF_MCAST_LB);
+  UdEnd near;
+  const Membership memberships[] = {{blocking, group}, {near, group}};
+  for (UdEnd* end : {&blocking, &near}) {
+    end->Receive(1, 0, 256);
+    end->Receive(2, 256, 256);
+  }
+  const auto ah = AhToGroup(blocking, 1, group);
+  ASSERT_EQ(SendToGroup(blocking, 7, ah.get(), 8), 0);
+  EXPECT_EQ(PollOne(near.cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(PollOne(blocking.cq()).opcode, IBV_WC_SEND);
+  EXPECT_TRUE(StaysEmpty(blocking.cq(), Milliseconds(50)));
+  const auto back = AhToGroup(near, 1, group);
+  ASSERT_EQ(SendToGroup(near, 8, back.get(), 9), 0);
+  EXPECT_EQ(PollOne(blocking.cq()).byte_len, kGrhBytes + 9);
+}
+
 TEST(Multicast, DatagramToAQpByAGroupAddressOrToTheGroupByAnAddressIsDropped) {
   const ibv_gid group = GroupOf(1);
   UdEnd sender;

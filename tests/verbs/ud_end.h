@@ -18,13 +18,18 @@ inline constexpr uint32_t kGrhBytes = 40;
 // In RTS; its memory is of 64 KiB.
 class UdEnd {
  public:
-  explicit UdEnd(const std::string& device = "verbena0", int gid_index = 1)
+  explicit UdEnd(const std::string& device = "verbena0", int gid_index = 1,
+                 uint32_t create_flags = 0)
       : gid_index_(gid_index),
         context_(OpenDevice(device)),
         pd_(ibv_alloc_pd(context_.get())),
         cq_(ibv_create_cq(context_.get(), 128, nullptr, nullptr, 0)),
         memory_(pd_.get(), 1 << 16) {
-    ibv_qp_init_attr init = {};
+    ibv_qp_init_attr_ex init = {};
+    init.comp_mask = IBV_QP_INIT_ATTR_PD;
+    init.pd = pd_.get();
+    if (create_flags != 0) init.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    init.create_flags = create_flags;
     init.send_cq = init.recv_cq = cq_.get();
     init.qp_type = IBV_QPT_UD;
     init.cap = {.max_send_wr = 32,
@@ -32,7 +37,7 @@ class UdEnd {
                 .max_send_sge = 4,
                 .max_recv_sge = 4,
                 .max_inline_data = 64};
-    qp_.reset(ibv_create_qp(pd_.get(), &init));
+    qp_.reset(ibv_create_qp_ex(context_.get(), &init));
     Require(qp_ != nullptr, "ibv_create_qp UD");
     ibv_qp_attr attr = {};
     attr.qp_state = IBV_QPS_INIT;
