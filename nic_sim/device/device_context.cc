@@ -326,6 +326,11 @@ int DeviceContext::ModifyQp(const abi::ModifyQpRequest& request, abi::ModifyQpRe
   shard_.fabric().RefreshLinks();
   Qp* qp = FindQp(request.handle);
   if (qp == nullptr) return EINVAL;
+  // Controlled Q_Keys (IBTA Vol 1, 10.2.5), QP1's is one, need CAP_NET_RAW on Linux: whoever sends
+  // with it could speak for every user's connections.
+  const bool controlled =
+      (request.mask & transport::kQpAttrQkey) != 0 && (request.attr.qkey & 0x80000000) != 0;
+  if (controlled && client_.uid != 0 && client_.uid != geteuid()) return EPERM;
   static std::atomic<uint32_t> reset_generation{0x80000000};  // apart from those of CreateQp
   shard_.UpdateNow();
   if (const int error = qp->Modify(request.attr, request.mask, ++reset_generation); error != 0) {

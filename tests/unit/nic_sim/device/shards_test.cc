@@ -101,6 +101,36 @@ TEST(TwoUsers, ExchangeDataThroughTheSwitch) {
   }
 }
 
+TEST(TwoUsers, CannotTakeTheQkeyOfQp1) {
+  const auto init = [](uid_t uid, uint32_t qkey) {
+    RawClient client(*TheDevice(), 0, uid);
+    const RawClient::Cq cq = client.CreateCq(16);
+    abi::CreateQpRequest create{};
+    create.pd = client.pd();
+    create.send_cq = create.recv_cq = cq.handle;
+    create.type = static_cast<uint32_t>(transport::QpType::kUd);
+    create.caps = {4, 4, 1, 1, 0};
+    create.srq = create.xrcd = abi::kNoHandle;
+    abi::CreateQpReply created{};
+    abi::ModifyQpRequest modify{};
+    abi::ModifyQpReply modified{};
+    nic::SegmentFds fds;
+    const std::lock_guard guard(client.context().lock());
+    EXPECT_EQ(client.context().CreateQp(create, &created, &fds), 0);
+    for (const int fd : fds) close(fd);
+    modify.handle = created.handle;
+    modify.mask = transport::kQpAttrState | transport::kQpAttrPkeyIndex | transport::kQpAttrPort |
+                  transport::kQpAttrQkey;
+    modify.attr.state = static_cast<uint32_t>(transport::QpState::kInit);
+    modify.attr.port_num = 1;
+    modify.attr.qkey = qkey;
+    return client.context().ModifyQp(modify, &modified);
+  };
+  EXPECT_EQ(init(User(0), 0x80010000), EPERM);
+  EXPECT_EQ(init(User(0), 0x11111111), 0);
+  EXPECT_EQ(init(geteuid(), 0x80010000), 0);
+}
+
 TEST(TwoUsers, CannotNameEachOthersMemory) {
   End victim(0, User(0));
   victim.memory.assign(End::kBytes, 7);
