@@ -48,11 +48,14 @@ void FillAttributes(const abi::DeviceAttributes& from, ibv_device_attr* to) {
 constexpr uint64_t kClockKhz = 1'000'000;  // nanoseconds
 
 // Pages are never pinned, so all can do without.
+// Of RC, and of XRC, for which there is a field at another place.
+constexpr uint32_t kReliableOdp = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+                                  IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
+                                  IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+
 void FillOdp(ibv_odp_caps* caps) {
   caps->general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
-  caps->per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
-                                         IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
-                                         IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+  caps->per_transport_caps.rc_odp_caps = kReliableOdp;
   caps->per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
                                          IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV;
   caps->per_transport_caps.ud_odp_caps =
@@ -88,6 +91,7 @@ int QueryDevice(ibv_context* ibv, const ibv_query_device_ex_input* input, ibv_de
     attr->device_cap_flags_ex = context->attributes.device_cap_flags;
   }
   if (VERBENA_HAS(attr_size, odp_caps)) FillOdp(&attr->odp_caps);
+  if (VERBENA_HAS(attr_size, xrc_odp_caps)) attr->xrc_odp_caps = kReliableOdp;
   if (VERBENA_HAS(attr_size, completion_timestamp_mask)) {
     attr->completion_timestamp_mask = UINT64_MAX;
   }

@@ -138,6 +138,19 @@ void WrSetUdAddr(ibv_qp_ex* ibv, ibv_ah* ah, uint32_t remote_qpn, uint32_t remot
   builder->wqe->ud.remote_qkey = remote_qkey;
 }
 
+void WrSetXrcSrqn(ibv_qp_ex* ibv, uint32_t remote_srqn) {
+  WrBuilder* builder = &ToQp(ibv)->builder;
+  abi::SendWqe* wqe = builder->wqe;
+  if (wqe == nullptr) return;
+  if (ibv->qp_base.qp_type != IBV_QPT_XRC_SEND) {
+    SetError(builder, EINVAL);
+    return;
+  }
+  const bool is_atomic =
+      wqe->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wqe->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+  (is_atomic ? wqe->imm_or_inv : wqe->xrc.remote_srqn) = remote_srqn;
+}
+
 void WrSetSgeList(ibv_qp_ex* ibv, size_t count, const ibv_sge* sges) {
   Qp* qp = ToQp(ibv);
   abi::SendWqe* wqe = qp->builder.wqe;
@@ -240,6 +253,7 @@ uint32_t OpsOf(ibv_qp_type type) {
     case IBV_QPT_UC:
       return kSendOps | kWriteOps;
     case IBV_QPT_RC:
+    case IBV_QPT_XRC_SEND:
       return kSendOps | kWriteOps | kReliableOps;
     default:
       return 0;
@@ -274,6 +288,7 @@ void MakeExtended(Qp* qp, uint64_t ops) {
   ex->wr_send_inv = WrSendInv;
   ex->wr_send_tso = WrSendTso;
   ex->wr_set_ud_addr = WrSetUdAddr;
+  ex->wr_set_xrc_srqn = WrSetXrcSrqn;
   ex->wr_set_inline_data = WrSetInlineData;
   ex->wr_set_inline_data_list = WrSetInlineDataList;
   ex->wr_set_sge = WrSetSge;

@@ -34,7 +34,7 @@ MAY_SKIP = [
     (r"test_tag_matching", "", "tag matching: docs/DEVIATIONS.md"),
     (r"", r"(?i)raw packet|QP type 8", "raw packet QPs: docs/DEVIATIONS.md"),
     (r"", r"(?i)flow|RSS|TSO", "raw packet QPs: docs/DEVIATIONS.md"),
-    (r"", r"(?i)XRC|UC QP|multicast|mcast", "docs/DEVIATIONS.md"),
+    (r"", r"(?i)multicast|mcast", "docs/DEVIATIONS.md"),
     (r"rc_atomic_write", r"Extended QP", "docs/DEVIATIONS.md"),
     (r"", r"doesn't have net interface", "rdma_cm is judged by tests/apps/rdmacm_test.py: `ip` asks "
      "the kernel, which has no such interface"),
@@ -141,8 +141,8 @@ class Suite(AppTestCase):
         skipped = sum(1 for _, kind, _ in rows if kind == "skip")
         print(f"pyverbs: {passed} passed, {skipped} skipped, {len(bad)} findings of {len(rows)}")
         self.assertFalse(bad, "\n".join(bad) + "\n" + daemon.dump())
-        for what in ("qp", "cq", "mr", "pd"):
-            self.assertEqual(daemon.json("list", what)["items"], [], f"a {what} is left")
+        for what in ("qp", "cq", "mr", "pd", "srq"):
+            self.assertEqual(daemon.json("list", what), [], f"a {what} is left")
 
     def test_the_suite_passes(self):
         out = os.path.join(self.folder, "result")
