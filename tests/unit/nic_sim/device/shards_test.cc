@@ -16,6 +16,7 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "tests/unit/nic_sim/device/raw_client.h"
+#include "transport/qp_state.h"
 #include "transport/verbs_types.h"
 
 namespace verbena::testing {
