@@ -16,9 +16,10 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
-from verbena_testing import AppTestCase, Daemon
+from verbena_testing import AppTestCase
 
 SUITE = "/usr/share/doc/rdma-core/tests"
 LOOPS = int(os.environ.get("VERBENA_TEST_LOOPS", "1"))
@@ -104,8 +105,6 @@ def why_skipped(name, reason):
 
 class Suite(AppTestCase):
 
-    daemon_class = Daemon
-
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="vpyverbs.", dir="/tmp")
@@ -148,6 +147,21 @@ class Suite(AppTestCase):
         out = os.path.join(self.folder, "result")
         for _ in range(LOOPS):
             self.judge(self.daemon, out)
+
+    @unittest.skipUnless(verbena_testing.FULL and os.geteuid() == 0, "long form, as root")
+    def test_the_suite_passes_for_a_plain_user(self):
+        import users_test  # pylint: disable=import-outside-toplevel
+        tree = users_test.stage()
+        daemon = users_test.UserDaemon(tree)
+        out = os.path.join(tempfile.mkdtemp(prefix="vpyverbs.", dir=self.folder), "result")
+        os.chmod(self.folder, 0o755)
+        os.chown(os.path.dirname(out), users_test.NOBODY, users_test.NOBODY)
+        try:
+            for _ in range(LOOPS):
+                self.judge(daemon, out)
+        finally:
+            daemon.close()
+            shutil.rmtree(tree, ignore_errors=True)
 
 
 if __name__ == "__main__":
