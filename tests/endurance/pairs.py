@@ -12,6 +12,7 @@ from verbena_testing import ADDRESS, listening
 PERFTEST = ("ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw",
             "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat")
 PINGPONG = "ibv_rc_pingpong"
+SRQ_PINGPONG = "ibv_srq_pingpong"
 PROGRAMS = (PINGPONG,) + PERFTEST
 
 NICS = (("verbena0", "verbena1"), ("verbena0", "verbena0"))
@@ -43,7 +44,16 @@ def commands(program, rng, large=1.0):
     port = next_port()
     nics = rng.choice(NICS)
     mtu = rng.choice((256, 512, 1024, 2048, 4096))
-    if program == PINGPONG:
+    name = program
+    if program == PINGPONG and rng.random() < 0.3:
+        # The same over several QPs on one SRQ.
+        name = SRQ_PINGPONG
+        qps = rng.choice((1, 4, 16))
+        options = ["-g", rng.choice((0, 1)), "-s", rng.choice((1, 64, 4097)), "-m", mtu, "-c",
+                   "-n", max(4, int(large * 100 / qps)), "-q", qps, "-r", rng.choice((64, 500))]
+        if rng.random() < 0.5:
+            options.append("-e")
+    elif program == PINGPONG:
         size = rng.choice((1, 2, 63, 64, 1000, 4096, 4097, 65536, 1 << 20))
         count = max(4, int(large * (100 if size <= 4097 else 30 if size <= 65536 else 6)))
         options = ["-g", rng.choice((0, 1)), "-s", size, "-n", count, "-m", mtu, "-c",
@@ -68,7 +78,7 @@ def commands(program, rng, large=1.0):
         if "write" not in program and program != "ib_send_lat" and not both and rng.random() < 0.4:
             options.append("-e")
     options += ["-p", port]
-    return ([program, "-d", nics[0], *options], [program, "-d", nics[1], *options, ADDRESS], port)
+    return ([name, "-d", nics[0], *options], [name, "-d", nics[1], *options, ADDRESS], port)
 
 
 def problem(program, output):
