@@ -67,12 +67,14 @@ void FillOdp(ibv_odp_caps* caps) {
   ((size) >= offsetof(ibv_device_attr_ex, field) + sizeof(ibv_device_attr_ex::field))
 
 // A RoCE port has LID 0. Programs that know only LIDs, and would address peers
-// by 0, are shown those that the daemon has for them: with VERBENA_LIDS=1, and
-// qperf, which without -cm1 is such a program.
+// by 0, are shown those that the daemon has for them: with VERBENA_LIDS=1; qperf,
+// which without -cm1 is such a program; udpong, since rsockets of datagrams
+// address their own port so.
 bool ShowsLids() {
   const char* chosen = secure_getenv("VERBENA_LIDS");
   if (chosen != nullptr && *chosen != '\0') return strcmp(chosen, "0") != 0;
-  return strcmp(program_invocation_short_name, "qperf") == 0;
+  return strcmp(program_invocation_short_name, "qperf") == 0 ||
+         strcmp(program_invocation_short_name, "udpong") == 0;
 }
 
 }  // namespace

@@ -15,6 +15,11 @@ FIRST, SECOND = "127.88.0.1", "127.88.0.2"
 PRELOAD = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
 
 
+def udp_port_is_open(port):
+    with open("/proc/net/udp", encoding="ascii") as table:
+        return any(line.split()[1].endswith(f":{port:04X}") for line in list(table)[1:])
+
+
 class Rsockets(AppTestCase):
 
     last_port = 7600
@@ -75,6 +80,24 @@ class Rsockets(AppTestCase):
             port = self.new_port()
             options = ["-p", port, "-C", 20, "-S", size, "-T", "v"]
             self.programs(["riostream", *options], ["riostream", "-s", FIRST, *options], port)
+
+    def test_udpong(self):
+        for options in ([], ["-T", "e"], ["-T", "n"], ["-T", "a"]):
+            with self.subTest(options=options):
+                port = self.new_port()
+                server = self.daemon.program("udpong", "-b", FIRST, "-p", port, *options, limit=40)
+                try:
+                    # Datagrams find each other by way of a real UDP port.
+                    end = time.monotonic() + 20
+                    while not udp_port_is_open(port):
+                        self.assertLess(time.monotonic(), end, server.describe())
+                        time.sleep(0.02)
+                    status, output = self.daemon.run("udpong", "-s", FIRST, "-p", port, "-C", 200,
+                                                     *options, limit=30)
+                    self.assertEqual(status, 0, output + server.describe())
+                    self.assertRegex(output, r"custom .*\d")
+                finally:
+                    server.close()
 
     def test_rcopy_copies_files(self):
         with tempfile.TemporaryDirectory(prefix="vapp.", dir="/tmp") as folder:
