@@ -103,9 +103,6 @@ int QueryDevice(ibv_context* ibv, const ibv_query_device_ex_input* input, ibv_de
     attr->cq_mod_caps.max_cq_period = UINT16_MAX;
   }
   if (VERBENA_HAS(attr_size, max_dm_size)) attr->max_dm_size = context->attributes.max_dm_size;
-  if (VERBENA_HAS(attr_size, xrc_odp_caps)) {
-    attr->xrc_odp_caps = attr->odp_caps.per_transport_caps.rc_odp_caps;
-  }
   if (VERBENA_HAS(attr_size, phys_port_cnt_ex)) {
     attr->phys_port_cnt_ex = context->attributes.phys_port_count;
   }

@@ -389,6 +389,66 @@ class Conversation {
         request.qpn = handle(abi::kCmdCreateQp);
         return BytesOf(request);
       }
+      case abi::kCmdReregMr: {
+        abi::ReregMrRequest request{};
+        request.header = {op, sizeof request, 12};
+        request.handle = handle(abi::kCmdRegMr);
+        request.flags = input_.U8() & 7;
+        request.pd = handle(abi::kCmdAllocPd);
+        request.access = 17;
+        request.address = request.iova = reinterpret_cast<uint64_t>(g_guard);
+        request.length = 50;
+        return BytesOf(request);
+      }
+      case abi::kCmdAllocNullMr:
+        return simple(handle(abi::kCmdAllocPd));
+      case abi::kCmdQueryMr:
+        return simple(handle((input_.U8() & 1) != 0 ? abi::kCmdRegMr : abi::kCmdAllocNullMr));
+      case abi::kCmdAllocMw: {
+        abi::AllocMwRequest request{};
+        request.header = {op, sizeof request, 13};
+        request.pd = handle(abi::kCmdAllocPd);
+        request.type = 1 + (input_.U8() & 1);
+        return BytesOf(request);
+      }
+      case abi::kCmdDeallocMw:
+        return simple(handle(abi::kCmdAllocMw));
+      case abi::kCmdAllocDm: {
+        abi::AllocDmRequest request{};
+        request.header = {op, sizeof request, 14};
+        request.length = input_.U8();
+        return BytesOf(request);
+      }
+      case abi::kCmdFreeDm:
+        return simple(handle(abi::kCmdAllocDm));
+      case abi::kCmdImportPd:
+      case abi::kCmdImportMr:
+      case abi::kCmdImportDm: {
+        // The cookie is a secret of the device: only Patch could find it.
+        abi::ImportRequest request{};
+        request.header = {op, sizeof request, 15};
+        request.handle = handle(op == abi::kCmdImportPd   ? abi::kCmdAllocPd
+                                : op == abi::kCmdImportMr ? abi::kCmdRegMr
+                                                          : abi::kCmdAllocDm);
+        request.pd = handle(abi::kCmdAllocPd);
+        return BytesOf(request);
+      }
+      case abi::kCmdResizeCq: {
+        abi::ResizeCqRequest request{};
+        request.header = {op, sizeof request, 16};
+        request.handle = handle(abi::kCmdCreateCq);
+        request.cqe = input_.U8();
+        return BytesOf(request);
+      }
+      case abi::kCmdFinishCqResize:
+        return simple(handle(abi::kCmdCreateCq));
+      case abi::kCmdModifyCq: {
+        abi::ModifyCqRequest request{};
+        request.header = {op, sizeof request, 17};
+        request.handle = handle(abi::kCmdCreateCq);
+        request.count = request.period_us = input_.U8();
+        return BytesOf(request);
+      }
       case abi::kCmdDestroyAh:
         return simple(handle(abi::kCmdCreateAh));
       case abi::kCmdQueryPort:
@@ -401,8 +461,13 @@ class Conversation {
   void SendCommand(Connection& c) {
     const uint8_t bits = input_.U8();
     static constexpr uint16_t kOthers[] = {
-        abi::kCmdCreateSrq,  abi::kCmdModifySrq, abi::kCmdFinishSrqResize, abi::kCmdQuerySrq,
-        abi::kCmdDestroySrq, abi::kCmdOpenXrcd,  abi::kCmdCloseXrcd,       abi::kCmdOpenQp};
+        abi::kCmdCreateSrq,   abi::kCmdModifySrq,      abi::kCmdFinishSrqResize,
+        abi::kCmdQuerySrq,    abi::kCmdDestroySrq,     abi::kCmdOpenXrcd,
+        abi::kCmdCloseXrcd,   abi::kCmdOpenQp,         abi::kCmdReregMr,
+        abi::kCmdAllocNullMr, abi::kCmdQueryMr,        abi::kCmdAllocMw,
+        abi::kCmdDeallocMw,   abi::kCmdAllocDm,        abi::kCmdFreeDm,
+        abi::kCmdImportPd,    abi::kCmdImportMr,       abi::kCmdImportDm,
+        abi::kCmdResizeCq,    abi::kCmdFinishCqResize, abi::kCmdModifyCq};
     const uint32_t number = bits % (abi::kCmdGetSegment + 2 + std::size(kOthers));
     const uint16_t op = number < abi::kCmdGetSegment + 2
                             ? static_cast<uint16_t>(number)
