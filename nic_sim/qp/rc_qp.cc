@@ -162,21 +162,26 @@ bool RcQp::XrcPort::Take(transport::RecvRequest* request) {
   return true;
 }
 
-// The CQ is that of the SRQ, which may be another process's, and gone.
+// The CQ is that of the SRQ, which may be another process's, and gone. One that
+// is full ends the QP, as it does where the CQ is the QP's own.
 void RcQp::CompleteXrc(const Completion& completion, Time now) {
   SharedReceiveQueue* srq = config_.xrc_domain->Find(completion.srq);
-  if (srq == nullptr || srq->config().cq->in_error()) return;
+  if (srq == nullptr) return;
   CompletionQueue& cq = *srq->config().cq;
   const CqeOrigin origin{.qpn = qpn_.value(),
                          .qp_slot = static_cast<uint16_t>(srq->config().slot),
                          .qp_generation = srq->config().generation,
                          .src_qpn = attr_.dest_qpn,
                          .of_xrc_srq = true};
-  if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
+  const bool was_in_error = cq.in_error();
+  if (!was_in_error && cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
     config_.shard->MarkDirty(cq);
-  } else {
-    srq->config().sink->OnCqOverrun(cq);
+    return;
   }
+  if (!was_in_error) srq->config().sink->OnCqOverrun(cq);
+  if (state_ == QpState::kErr) return;
+  MoveToError();
+  config_.sink->OnQpEvent(*this, AsyncEventType::kQpFatal);
 }
 
 PdId RcQp::PayloadPd(const transport::TxPacket& packet) const {

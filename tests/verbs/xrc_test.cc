@@ -295,6 +295,27 @@ TEST_F(Xrc, AnEmptySrqMakesTheSenderWait) {
   EXPECT_EQ(PollOne(initiator_.cq.get()).status, IBV_WC_SUCCESS);
 }
 
+TEST_F(Xrc, AFullCqOfAnSrqGivesOverrunAndEndsTheQp) {
+  Xsrq a(context_.get(), pd_.get(), xrcd_.get());
+  const int room = a.cq->cqe;
+  for (int i = 0; i < room; ++i) {
+    a.Post(1);
+    ASSERT_EQ(initiator_.Send(1, a.number, 8), IBV_WC_SUCCESS);
+  }
+  a.Post(1);
+  FillPattern(initiator_.memory.bytes().first(8), 1);
+  ASSERT_EQ(initiator_.Post(SendWr(1), a.number, 0, 8), 0);
+  const auto overrun = NextAsyncEvent(context_.get(), Milliseconds(5000));
+  ASSERT_TRUE(overrun.has_value());
+  EXPECT_EQ(overrun->event_type, IBV_EVENT_CQ_ERR);
+  EXPECT_EQ(overrun->element.cq, a.cq.get());
+  const auto fatal = NextAsyncEvent(context_.get(), Milliseconds(5000));
+  ASSERT_TRUE(fatal.has_value());
+  EXPECT_EQ(fatal->event_type, IBV_EVENT_QP_FATAL);
+  EXPECT_EQ(fatal->element.qp, target_.get());
+  EXPECT_EQ(PollOne(initiator_.cq.get()).status, IBV_WC_RETRY_EXC_ERR);
+}
+
 TEST_F(Xrc, WhatIsUsedCannotBeDestroyed) {
   auto a = std::make_unique<Xsrq>(context_.get(), pd_.get(), xrcd_.get());
   EXPECT_EQ(ibv_destroy_cq(a->cq.get()), EBUSY);
