@@ -50,7 +50,9 @@ inline constexpr uint32_t kMaxBacklog = 1024;
 inline constexpr size_t kMaxHeldRequests = 256;
 // Much shorter than any peer's patience (4 s), longer than a step of a program
 // on a busy machine.
-inline constexpr transport::Duration kListenGrace = transport::Duration::Milliseconds(200);
+inline constexpr transport::Duration kListenGrace = transport::Duration::Milliseconds(500);
+// How long after the end of a listener another is expected.
+inline constexpr transport::Duration kListenAgain = transport::Duration::Milliseconds(1000);
 
 // One rdma_cm id: what ucma and cma keep of it.
 struct CmIdRecord : PortOwner {
@@ -103,8 +105,9 @@ struct CmQueuedEvent {
   uint32_t child = 0;  // CONNECT_REQUEST: the new id
 };
 
-// A request for a port that somebody has bound and, it may be hoped, is about to
-// listen on: programs tell their port before they call rdma_listen (qperf).
+// A request for a port on which somebody, it may be hoped, is about to listen:
+// it is bound (qperf tells its port before it calls rdma_listen), or its listener
+// has just ended (perftest's servers listen anew for their second connection).
 struct CmHeldRequest {
   transport::MadPacket mad;
   uint64_t service_id = 0;
@@ -249,6 +252,8 @@ class CmAgent::State {
   std::unordered_map<transport::CmId, uint32_t> by_cm_;  // protocol id → id
   std::map<uint64_t, std::set<uint32_t>> listeners_;     // service id → ids
   std::deque<CmHeldRequest> held_;                       // oldest first
+  // Services whose listener has ended, with the end of the hope for another.
+  std::deque<std::pair<uint64_t, transport::Time>> ended_listeners_;  // oldest first
   std::set<uint32_t> resolving_;
   transport::Time next_resolve_ = transport::Time::Never();
   std::deque<CmNotification> notifications_;

@@ -309,6 +309,9 @@ std::optional<uint64_t> CmAgent::State::AwaitedService(const MadPacket& mad) con
     return std::nullopt;
   }
   if (service_id >> 32 != 0 || listeners_.contains(service_id)) return std::nullopt;
+  for (const auto& [ended, until] : ended_listeners_) {
+    if (ended == service_id && now_ < until) return service_id;
+  }
   const auto* owners =
       ports_.OwnersOf(static_cast<uint16_t>(service_id >> 16), static_cast<uint16_t>(service_id));
   if (owners == nullptr) return std::nullopt;

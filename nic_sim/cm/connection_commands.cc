@@ -105,6 +105,8 @@ void CmAgent::State::StopListening(CmIdRecord& record) {
   it->second.erase(record.id);
   if (it->second.empty()) listeners_.erase(it);
   protocol_.StopListening(service_id);
+  ended_listeners_.emplace_back(service_id, now_ + kListenAgain);
+  if (ended_listeners_.size() > kMaxHeldRequests) ended_listeners_.pop_front();
   record.state = CmIdState::kIdle;
 }
 

@@ -3,6 +3,7 @@
 
 import os
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
@@ -141,6 +142,38 @@ class RdmaCm(AppTestCase):
         port = self.new_port() + 11000
         self.programs(["ib_send_lat", "-R", "-d", "verbena0", "-F", "-p", port, "-n", 50],
                       ["ib_send_lat", "-R", "-d", "verbena0", "-F", "-p", port, "-n", 50, FIRST])
+
+    def test_perftest_over_rdmacm_with_every_kind_of_qp(self):
+        for options in (("ib_send_bw", "-q", 4), ("ib_read_lat",), ("ib_atomic_bw",),
+                        ("ib_send_lat", "-e"), ("ib_send_lat", "-c", "UD"),
+                        ("ib_send_bw", "-c", "UD")):
+            with self.subTest(options=options):
+                port = self.new_port() + 11000
+                common = [*options, "-R", "-F", "-p", port, "-n", 100]
+                outputs = self.programs([*common, "-d", "verbena0"],
+                                        [*common, "-d", "verbena0", FIRST])
+                self.assertNotRegex(outputs[1], "(?i)completion with error|failed")
+
+    def test_type_of_service_reaches_the_packets(self):
+        for options in (("ib_write_bw",), ("ib_send_bw", "-c", "UD")):
+            with self.subTest(options=options), tempfile.TemporaryDirectory() as folder:
+                port = self.new_port() + 11000
+                path = os.path.join(folder, "tos.pcapng")
+                capture = verbena_testing.Program(
+                    [self.daemon.verbena, "capture", path, "--count", "400"], 40,
+                    environment=self.daemon.environment)
+                self.assertTrue(capture.wait_for("capturing"), capture.describe())
+                common = [*options, "-R", "--tos", 32, "-F", "-d", "verbena0", "-p", port, "-n", 100]
+                self.programs(common, [*common, FIRST])
+                self.assertEqual(capture.wait(), 0, capture.describe())
+                capture.close()
+                status, output = self.daemon.command("decode", path)
+                self.assertEqual(status, 0, output)
+                data = [line for line in output.splitlines()
+                        if ("RDMA_WRITE" in line or "UD_SEND" in line) and "qp=0x000001" not in line]
+                self.assertTrue(data, output)
+                for line in data:
+                    self.assertIn(" dscp=8 ", line)
 
     def test_a_killed_client_is_noticed(self):
         port = self.new_port()

@@ -202,9 +202,32 @@ TEST_F(TwoHosts, RequestForABoundPortIsRejectedIfNobodyListensSoon) {
   ASSERT_EQ(server_.Bind(bound, At("0.0.0.0", kPortNumber)), 0);
   const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
   EXPECT_EQ(client_.Connect(id, 0x111), 0);
-  network_.Run(Duration::Milliseconds(250));
+  network_.Run(Duration::Milliseconds(550));
   client_.Expect(kRejected, 8);
   EXPECT_EQ(network_.CountSent(CmAttribute::kReq), 1u);
+}
+
+// perftest's servers end their listener after the first connection and listen
+// anew for the second.
+TEST_F(TwoHosts, RequestBehindTheEndOfAListenerWaitsAMomentForTheNext) {
+  const uint32_t first = server_.Listening(At("0.0.0.0", kPortNumber));
+  ASSERT_EQ(server_.Destroy(first), 0);
+  const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
+  EXPECT_EQ(client_.Connect(id, 0x111), 0);
+  network_.Run(Duration::Milliseconds(50));
+  client_.ExpectNoEvent();
+  server_.Listening(At("0.0.0.0", kPortNumber));
+  server_.Expect(kConnectRequest);
+}
+
+TEST_F(TwoHosts, RequestLongAfterTheEndOfAListenerIsRejectedAtOnce) {
+  const uint32_t listener = server_.Listening(At("0.0.0.0", kPortNumber));
+  ASSERT_EQ(server_.Destroy(listener), 0);
+  network_.Run(Duration::Milliseconds(1100));
+  const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
+  EXPECT_EQ(client_.Connect(id, 0x111), 0);
+  network_.Run(Duration::Milliseconds(1));
+  client_.Expect(kRejected, 8);
 }
 
 TEST_F(TwoHosts, UnreachablePeerIsReportedAfterSixteenRequests) {
