@@ -59,7 +59,7 @@ class Mpi(AppTestCase):
     # UCX_TCP_TX_SEG_SIZE=5003): those of 8201 bytes carry a multiple of 8.
     def mpich(self, ranks, transports):
         self.check("mpiexec.mpich", "-n", ranks, "-env", "UCX_NET_DEVICES", DEVICE,
-                   "-env", "UCX_RC_VERBS_SEG_SIZE", 8201,
+                   "-env", "UCX_RC_VERBS_SEG_SIZE", 8201, "-env", "UCX_WARN_UNUSED_ENV_VARS", "n",
                    "-env", "UCX_TLS", transports, self.program("mpicxx.mpich"))
 
     def test_open_mpi(self):

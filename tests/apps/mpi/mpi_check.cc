@@ -385,7 +385,7 @@ void Atomics(MPI_Win window, int64_t* memory) {
   for (int i = 0; i < 10; ++i) memory[i] = 0;
   MPI_Win_fence(0, window);
   MPI_Win_lock_all(0, window);
-  const int64_t one = 1;
+  const int64_t one = 1, numbers[] = {rank + 1, 2};
   std::vector<int64_t> tickets;
   for (int i = 0; i < kRounds; ++i) {
     int64_t before = -1;
@@ -400,7 +400,6 @@ void Atomics(MPI_Win window, int64_t* memory) {
       MPI_Compare_and_swap(&wanted, &expected, &found, MPI_INT64_T, 0, 1, window);
       MPI_Win_flush(0, window);
     }
-    const int64_t numbers[] = {rank + 1, 2};
     MPI_Accumulate(numbers, 2, MPI_INT64_T, (rank + i) % size, 2, 2, MPI_INT64_T, MPI_SUM, window);
   }
   MPI_Win_unlock_all(window);
@@ -415,7 +414,9 @@ void Atomics(MPI_Win window, int64_t* memory) {
   MPI_Get(end, 2, MPI_INT64_T, 0, 0, 2, MPI_INT64_T, window);
   MPI_Win_unlock(0, window);
   CHECK(end[0] == n && end[1] == n);
+  MPI_Win_lock(MPI_LOCK_SHARED, rank, 0, window);
   int64_t accumulated[2] = {memory[2], memory[3]}, total[2] = {};
+  MPI_Win_unlock(rank, window);
   MPI_Allreduce(accumulated, total, 2, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
   CHECK(total[0] == kRounds * int64_t{size} * (size + 1) / 2 && total[1] == 2 * n);
 }
