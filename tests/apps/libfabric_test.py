@@ -5,6 +5,7 @@ provider. What the API itself does is tested in tests/libfabric."""
 import os
 import re
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
@@ -28,6 +29,23 @@ class Libfabric(AppTestCase):
         self.assertIn("domain: verbena1", output)
         self.assertNotIn("domain: verbena0", output)
 
+    # When the peer's disconnection is there before a program was scheduled to look at its last
+    # completion, ofi_rxm drops the latter: fi_pingpong then waits for ever, or ends with ECANCELED,
+    # behind its last result.
+    def results_of_rxm(self, pair, row, rows):
+        for program in pair:
+            end = time.monotonic() + 40
+            while len(re.findall(row, program.output)) < rows and time.monotonic() < end:
+                time.sleep(0.02)
+        end = time.monotonic() + 3
+        while any(program.running() for program in pair) and time.monotonic() < end:
+            time.sleep(0.02)
+        for program in pair:
+            if not program.running():
+                self.assertIn(program.wait(), (0, 125), program.describe())
+            program.close()
+        return [program.output for program in pair]
+
     # -c: each side checks what it receives.
     def pingpong(self, provider, endpoint, rows, *options):
         with self.subTest(provider=provider, endpoint=endpoint, options=options):
@@ -35,7 +53,11 @@ class Libfabric(AppTestCase):
             iterations = 1000 if FULL else 20
             common = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", iterations, "-c",
                       *options]
-            outputs = self.pair([*common, "-B", port], [*common, "-P", port, ADDRESS], port)
+            pair = self.start_pair([*common, "-B", port], [*common, "-P", port, ADDRESS], port, 60)
+            if "rxm" in provider:
+                outputs = self.results_of_rxm(pair, rf"(?m)^\w+ +{iterations} .*", rows)
+            else:
+                outputs = self.finish(*pair)
             for output in outputs:
                 lines = re.findall(rf"(?m)^\w+ +{iterations} +={iterations} ", output)
                 self.assertEqual(len(lines), rows, output)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock qperf: with rdma_cm (-cm1), and without, where it addresses its peer by LID.
 
-VERBENA_TEST_FULL: every test of qperf over RC and UD in both ways.
+VERBENA_TEST_FULL: every test of qperf over RC, UC and UD in both ways.
 """
 
 import os
@@ -15,14 +15,15 @@ from verbena_testing import ADDRESS, FULL, AppTestCase, free_port, listening
 # Each takes a second.
 CM_TESTS = ("rc_lat", "rc_bw", "rc_rdma_write_poll_lat", "ver_rc_compare_swap")
 LID_TESTS = ("rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_write_lat", "ver_rc_fetch_add", "ud_lat",
-             "ud_bw")
+             "ud_bw", "uc_lat")
 if FULL:
     RC_TESTS = ("rc_bi_bw", "rc_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_read_lat",
                 "rc_rdma_write_bw", "rc_rdma_write_lat", "rc_rdma_write_poll_lat",
                 "rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap",
                 "ver_rc_fetch_add")
     CM_TESTS = RC_TESTS
-    LID_TESTS = RC_TESTS + ("ud_bi_bw", "ud_bw", "ud_lat")
+    LID_TESTS = RC_TESTS + ("ud_bi_bw", "ud_bw", "ud_lat", "uc_bi_bw", "uc_bw", "uc_lat",
+                            "uc_rdma_write_bw", "uc_rdma_write_lat", "uc_rdma_write_poll_lat")
 
 
 class Qperf(AppTestCase):

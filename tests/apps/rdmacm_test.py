@@ -2,6 +2,7 @@
 """Stock programs that connect by librdmacm."""
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -160,11 +161,12 @@ class RdmaCm(AppTestCase):
                 port = self.new_port() + 11000
                 path = os.path.join(folder, "tos.pcapng")
                 capture = verbena_testing.Program(
-                    [self.daemon.verbena, "capture", path, "--count", "400"], 40,
+                    [self.daemon.verbena, "capture", path], 40,
                     environment=self.daemon.environment)
                 self.assertTrue(capture.wait_for("capturing"), capture.describe())
                 common = [*options, "-R", "--tos", 32, "-F", "-d", "verbena0", "-p", port, "-n", 100]
                 self.programs(common, [*common, FIRST])
+                capture.signal(signal.SIGINT)
                 self.assertEqual(capture.wait(), 0, capture.describe())
                 capture.close()
                 status, output = self.daemon.command("decode", path)

@@ -226,7 +226,7 @@ TEST_F(TwoHosts, RequestLongAfterTheEndOfAListenerIsRejectedAtOnce) {
   network_.Run(Duration::Milliseconds(1100));
   const uint32_t id = client_.Resolved(At("10.0.0.2", kPortNumber));
   EXPECT_EQ(client_.Connect(id, 0x111), 0);
-  network_.Run(Duration::Milliseconds(1));
+  network_.Run(Duration::Milliseconds(50));
   client_.Expect(kRejected, 8);
 }
 
