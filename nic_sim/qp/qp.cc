@@ -262,6 +262,17 @@ abi::QpAttr Qp::Query() const {
 
 // --- Engine steps ---
 
+void Qp::TraceCompletion(const Completion& completion, uint32_t peer_qpn) {
+  Trace({.wr_id = completion.wr_id,
+         .peer_qpn = peer_qpn,
+         .bytes = completion.byte_len,
+         .detail = completion.vendor_err,
+         .kind = TraceKind::kCompletion,
+         .opcode = static_cast<uint8_t>(completion.opcode),
+         .code = static_cast<uint8_t>(completion.status),
+         .flags = static_cast<uint8_t>(completion.is_send ? TraceEvent::kSendQueue : 0)});
+}
+
 void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
   if (cq.in_error()) return;
   const CqeOrigin origin{
@@ -269,14 +280,7 @@ void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
       .qp_slot = static_cast<uint16_t>(config_.slot),
       .qp_generation = config_.generation,
       .src_qpn = config_.type == QpType::kUd ? completion.src_qpn.value() : attr_.dest_qpn};
-  Trace({.wr_id = completion.wr_id,
-         .peer_qpn = origin.src_qpn,
-         .bytes = completion.byte_len,
-         .detail = completion.vendor_err,
-         .kind = TraceKind::kCompletion,
-         .opcode = static_cast<uint8_t>(completion.opcode),
-         .code = static_cast<uint8_t>(completion.status),
-         .flags = static_cast<uint8_t>(completion.is_send ? TraceEvent::kSendQueue : 0)});
+  TraceCompletion(completion, origin.src_qpn);
   if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
     config_.shard->MarkDirty(cq);
   } else {

@@ -160,6 +160,7 @@ class Qp {
   void Trace(TraceEvent event);
   // The oldest send WQE; false if none is posted.
   bool FetchSend(FetchedSend* send);
+  void TraceCompletion(const transport::Completion& completion, uint32_t peer_qpn);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
   // Of a connected QP: does the packet come from the peer? What it says of path
   // migration is heeded (IBTA Vol 1 §17.2.8): both ends ask for it, REARM, and
