@@ -376,6 +376,14 @@ void DeviceContext::DeleteQp(Qp* qp) {
   rings_.Free(rq);
 }
 
+// Programs (mckey) post datagrams and destroy address handle and QP without waiting for
+// completions: a NIC has sent them by then.
+void DeviceContext::SendPosted(Qp& qp) {
+  const bool is_acknowledged =
+      qp.config().type == QpType::kRc || qp.config().type == QpType::kXrcSend;
+  if (qp.state() == transport::QpState::kRts && !is_acknowledged) shard_.SendPosted(qp);
+}
+
 int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
   Qp* qp = FindQp(handle);
   if (qp == nullptr) return EINVAL;
@@ -384,6 +392,7 @@ int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
     return 0;
   }
   if (!qp->groups.empty()) return EBUSY;
+  SendPosted(*qp);
   reply->async_events = qp->async_events;
   DeleteQp(qp);
   return 0;
@@ -450,6 +459,9 @@ int DeviceContext::CreateAh(const abi::CreateAhRequest& request, uint32_t* handl
 int DeviceContext::DestroyAh(uint32_t handle) {
   const auto found = ahs_.find(handle);
   if (found == ahs_.end()) return EINVAL;
+  for (Qp* qp : qps_) {
+    if (qp != nullptr && qp->config().type == QpType::kUd) SendPosted(*qp);
+  }
   --pds_[found->second.pd];
   ahs_.erase(found);
   --share_.ah_count;

@@ -133,6 +133,7 @@ class DeviceContext final : public Context,
   int ChannelOf(int fd, std::shared_ptr<EventChannel>* channel);
   int CheckQpRequest(const abi::CreateQpRequest& request) const;
   void DeleteQp(Qp* qp);
+  void SendPosted(Qp& qp);
   void Detach(Qp& qp, const transport::Gid& group);
   void ForgetSrq(SharedReceiveQueue& srq);
   int CreateXrcTarget(const abi::CreateQpRequest& request, abi::CreateQpReply* reply);

@@ -469,6 +469,14 @@ void Shard::MarkReady(Qp& qp) {
   if (!engine_holds_lock_.load(std::memory_order_relaxed)) Kick();
 }
 
+void Shard::SendPosted(Qp& qp) {
+  constexpr int kMostPasses = 16;  // of kBurst packets each
+  for (int i = 0; i < kMostPasses && qp.sq().posted() != qp.sq().fetched(); ++i) {
+    MarkReady(qp);
+    RunPass();
+  }
+}
+
 void Shard::MarkDirty(CompletionQueue& cq) {
   if (cq.in_dirty_list) return;
   cq.in_dirty_list = true;

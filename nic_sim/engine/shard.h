@@ -104,6 +104,9 @@ class Shard final : public InboxOwner {
   void UpdateNow();
   DmaQueue& dma() { return *dma_; }
   void MarkReady(Qp& qp);
+  // Passes until what is posted to the QP has been sent, a few at most: a NIC is
+  // faster than the command that destroys a QP, and programs rely on it.
+  void SendPosted(Qp& qp);
   void MarkDirty(CompletionQueue& cq);
   void AddSource(DoorbellSource* source);
   void RemoveSource(DoorbellSource* source);

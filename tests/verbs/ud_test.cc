@@ -76,6 +76,21 @@ TEST_P(UdTest, DatagramArrivesBehindTheHeaderOfItsNetwork) {
   }
 }
 
+TEST_P(UdTest, WhatIsPostedLeavesBeforeAddressHandleAndQpAreDestroyed) {
+  constexpr int kCount = 30;
+  UdEnd b(GetParam().peer_device, GetParam().gid_index);
+  for (int i = 0; i < kCount; ++i) b.Receive(static_cast<uint64_t>(i), 0, kGrhBytes + 100);
+  {
+    UdEnd a("verbena0", GetParam().gid_index);
+    auto ah = a.AhTo(b);
+    for (int i = 0; i < kCount; ++i) {
+      ASSERT_EQ(a.Send(3, ah.get(), b, 100, kQkey, IBV_WR_SEND), 0);
+    }
+    ah.reset();
+  }
+  for (int i = 0; i < kCount; ++i) EXPECT_EQ(PollOne(b.cq()).status, IBV_WC_SUCCESS) << i;
+}
+
 TEST_P(UdTest, AnswerGoesToWhereTheCompletionSays) {
   UdEnd a("verbena0", GetParam().gid_index);
   UdEnd b(GetParam().peer_device, GetParam().gid_index);
