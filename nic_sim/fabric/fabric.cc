@@ -29,6 +29,8 @@ using namespace transport;  // NOLINT: the wire's names
 namespace {
 
 constexpr PortId kNoPort = 0xffff;
+// No vector of ports moves: threads already look at the first when the next is added.
+constexpr size_t kMaxPorts = 64;
 constexpr size_t kMaxCaptures = 16;
 constexpr size_t kInboxes = kManagementInbox + 1;
 
@@ -470,14 +472,16 @@ void Fabric::State::ReleaseHeld(Time now) {
   while (rte_mbuf* packet = out.Pop()) Continue(packet, now);
 }
 
-Fabric::Fabric(bool strict) : state_(std::make_unique<State>(strict)) {}
+Fabric::Fabric(bool strict) : state_(std::make_unique<State>(strict)) {
+  state_->ports.reserve(kMaxPorts);
+}
 Fabric::~Fabric() = default;
 
 PortId Fabric::AddPort(const PortConfig& config) {
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   const auto port = static_cast<PortId>(state.ports.size());
-  assert(port != kNoPort);
+  assert(port < kMaxPorts);
   auto added = std::make_unique<Port>();
   added->config = config;
   state.ports.push_back(std::move(added));
