@@ -4,8 +4,10 @@
 // and optional attributes of each transition, transitions that do not exist, wrong values. What is
 // refused has no effect. Also posting in each state.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "tests/verbs/verbs_support.h"
@@ -324,9 +326,15 @@ TEST_F(PostIn, SendQueueDrainKeepsNewRequestsUntilRts) {
   RcEnd a, b;
   ConnectPair(a, b);
   Memory source(a.pd(), 64), target(b.pd(), 64);
+  memset(source.data(), 0x5a, 64);
   ASSERT_EQ(a.PostSend(RdmaWr(1, IBV_WR_RDMA_WRITE, target.address(), target.rkey()),
                        {source.sge(0, 64)}),
             0);
+  // SQD finishes what has been begun (IBTA Vol 1 10.3.1), so it must have been.
+  const auto* landed = reinterpret_cast<const volatile uint8_t*>(target.data());
+  const auto end = std::chrono::steady_clock::now() + Milliseconds(5000);
+  while (*landed != 0x5a && std::chrono::steady_clock::now() < end) sched_yield();
+  ASSERT_EQ(*landed, 0x5a);
   ibv_qp_attr attr = {};
   attr.qp_state = IBV_QPS_SQD;
   attr.en_sqd_async_notify = 1;
