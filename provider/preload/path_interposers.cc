@@ -112,6 +112,13 @@ VERBENA_OPENAT_2(__openat64_2)
 VERBENA_CREAT(creat)
 VERBENA_CREAT(creat64)
 
+// The working folder is then one of the daemon's; names below it need nothing
+// more. getcwd() tells its place.
+VERBENA_INTERPOSE int chdir(const char* path) noexcept {
+  const RewrittenPath use(path);
+  return VERBENA_NEXT(chdir)(use.path());
+}
+
 #define VERBENA_FOPEN(name)                                          \
   VERBENA_INTERPOSE FILE* name(const char* path, const char* mode) { \
     const RewrittenPath use(path);                                   \

@@ -153,6 +153,16 @@ class KernelTools(AppTestCase):
         self.assertEqual(read("hw_counters/rdma_sends"), counters["hw_counters"]["rdma_sends"])
         self.assertEqual(read("counters/port_xmit_data"), counters["counters"]["port_xmit_data"])
 
+    def test_shells_walk_through_the_devices_folders(self):
+        # ls -l also asks for attributes that only some file systems have.
+        listed = self.ok("ls", "-l", "/sys/class/infiniband/", "/sys/class/infiniband/verbena0/device/")
+        self.assertRegex(listed, r"verbena1 -> \.\./\.\./devices/")
+        self.assertIn("numa_node", listed)
+        walked = self.ok("sh", "-c", "cd /sys/class/infiniband/verbena1/ports/1 && cat gids/1 && "
+                                     "cd ../.. && cat node_type && stat -f -c %i .. >/dev/null")
+        self.assertEqual(walked.split(), ["0000:0000:0000:0000:0000:ffff:7f58:0002", "1:", "CA"])
+        self.ok("stat", "-f", "/sys/class/infiniband/verbena1")
+
     def test_interfaces_are_listed_with_the_kernels(self):
         output = self.ok(sys.executable, "-c", (
             "import socket, fcntl, struct\n"
