@@ -53,7 +53,7 @@ def cases():
         CmCase("rejected: nobody listens", None, "rping -c -a {a} -p 7999 -C 1",
                {REQ: 1, REJ: 1}, vector="cm_reject_closed_port{f6}", check=(REJ,),
                says=("", "RDMA_CM_EVENT_REJECTED, error 8"), ends=(None, None)),
-        CmCase("rejected: no such datagram service", None, "udaddy -s {a} -p 7998",
+        CmCase("rejected: no such datagram service", None, "udaddy -s {a}",
                {SIDR_REQ: 1, SIDR_REP: 1}, vector="cm_sidr_closed_port", check=(SIDR_REP,),
                ends=(None, None), says=("", "RDMA_CM_EVENT_UNREACHABLE, error 1"),
                families=("ipv4",)),
