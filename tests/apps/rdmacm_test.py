@@ -127,6 +127,23 @@ class RdmaCm(AppTestCase):
         self.assertIn("rdma_server: end 0", server)
         self.assertIn("rdma_client: end 0", client)
 
+    def test_programs_that_make_their_qps_themselves(self):
+        port = self.new_port()
+        _, client = self.programs(
+            ["rping", "-s", "-q", "-a", FIRST, "-p", port, "-C", 5, "-V"],
+            ["rping", "-c", "-q", "-a", FIRST, "-p", port, "-C", 5, "-v", "-V"])
+        self.assertIn("rdma-ping-4", client)
+
+    def test_rdma_xserver_and_xclient_over_rc_and_xrc(self):
+        for kind in "rx":
+            with self.subTest(kind=kind):
+                port = self.new_port()
+                server, client = self.programs(
+                    ["rdma_xserver", "-p", port, "-c", kind],
+                    ["rdma_xclient", "-s", FIRST, "-p", port, "-c", kind])
+                self.assertIn("rdma_xserver: end 0", server)
+                self.assertIn("rdma_xclient: end 0", client)
+
     def test_udaddy(self):
         server, client = self.programs(["udaddy"], ["udaddy", "-s", FIRST])
         for output in (server, client):
