@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "nic_sim/ctrl/cm_service.h"
 #include "nic_sim/runtime/version.h"
 
 namespace verbena::nic {
@@ -158,6 +159,34 @@ json Trace(Request& request) {
 
 json Dump(Request& request) { return request.hardware->Dump(); }
 
+// What is to be told to the applications that have rdma_cm ids on a NIC.
+json CmAnnounce(Request& request) {
+  const std::string device = request.fields.Text("dev", true);
+  const std::string event = request.fields.Text("event", true);
+  Hardware& hardware = *request.hardware;
+  std::optional<uint32_t> nic;
+  for (size_t i = 0; i < hardware.nic_count(); ++i) {
+    if (hardware.nic_info(i).device == device) nic = static_cast<uint32_t>(i);
+  }
+  using Announce = void (CmService::*)(uint32_t);
+  const Announce announce = event == "device_removal"  ? &CmService::RemoveNic
+                            : event == "device_return" ? &CmService::RestoreNic
+                            : event == "addr_change"   ? &CmService::AnnounceAddressChange
+                                                       : nullptr;
+  if (!nic) {
+    request.fields.Fail(fmt::format("there is no device '{}'", device.substr(0, 64)));
+  } else if (announce == nullptr) {
+    request.fields.Fail("'event' is device_removal, device_return or addr_change");
+  } else if (hardware.cm() == nullptr) {
+    request.fields.Fail("there is no connection manager");
+  }
+  if (!request.fields.ok()) return {};
+  CmService& cm = *hardware.cm();
+  const std::lock_guard guard(cm.mutex());
+  (cm.*announce)(*nic);
+  return json::object();
+}
+
 json Capture(Request& request) {
   ControlAnswer& answer = *request.answer;
   answer.action = Action::kCapture;
@@ -199,6 +228,7 @@ const Op kOps[] = {
     {"dump", {}, &Dump},
     {"trace", {"qpn", "after_ns", "limit"}, &Trace},
     {"shutdown", {}, &Shutdown},
+    {"cm_announce", {"dev", "event"}, &CmAnnounce},
 };
 
 ControlAnswer Refusal(std::string_view sentence, const char* errno_name = nullptr) {
