@@ -64,6 +64,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   if (traits.has_imm()) {
     h.imm = {.value = transport::LoadBe32(reinterpret_cast<const std::byte*>(&tx.imm_or_inv))};
   }
+  if (traits.has_feth()) h.feth = {.value = tx.imm_or_inv};
   if (traits.has_ieth()) h.ieth = {.rkey = transport::Rkey(tx.imm_or_inv)};
   return h;
 }
