@@ -145,6 +145,23 @@ json FaultClear(Request& request) {
   return {{"removed", request.hardware->ClearRules(static_cast<uint32_t>(id.value_or(0)))}};
 }
 
+json FaultHeld(Request& request) { return {{"packets", request.hardware->ListHeld()}}; }
+
+// `step` lets count= packets go (1), `release` all.
+json ReleaseHeld(Request& request, size_t count) {
+  const auto id = request.fields.Number("id", 1, std::numeric_limits<uint32_t>::max());
+  if (!request.fields.ok()) return {};
+  return {
+      {"released", request.hardware->ReleaseHeld(static_cast<uint32_t>(id.value_or(0)), count)}};
+}
+json FaultStep(Request& request) {
+  const auto count = request.fields.Number("count", 1, std::numeric_limits<uint32_t>::max());
+  return ReleaseHeld(request, count.value_or(1));
+}
+json FaultRelease(Request& request) {
+  return ReleaseHeld(request, std::numeric_limits<size_t>::max());
+}
+
 json Trace(Request& request) {
   constexpr uint64_t kMostEvents = 100'000;
   const auto qpn = request.fields.Number("qpn", 0, 0xffffff);
@@ -194,6 +211,9 @@ const Op kOps[] = {
     {"fault_add", {"rule"}, &FaultAdd},
     {"fault_list", {}, &FaultList},
     {"fault_clear", {"id"}, &FaultClear},
+    {"fault_held", {}, &FaultHeld},
+    {"fault_step", {"count", "id"}, &FaultStep},
+    {"fault_release", {"id"}, &FaultRelease},
     {"capture", {"dev", "stage", "count"}, &Capture},
     {"capture_stop", {}, &CaptureStop},
     {"dump", {}, &Dump},

@@ -74,6 +74,13 @@ class DeviceHardware final : public Hardware {
     return removed;
   }
 
+  size_t ReleaseHeld(uint32_t id, size_t count) override {
+    const size_t released = device_.fabric().ReleaseHeld(id, count);
+    device_.Kick();
+    return released;
+  }
+  nlohmann::json ListHeld() const override { return device_.fabric().ListHeld(); }
+
   uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
                         std::string* error) override {
     UniqueFd file(fd);

@@ -68,6 +68,10 @@ int Capture(const CaptureOptions& options);
 // fault_commands.cc
 int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rule);
 int FaultList(const InstanceOptions& options, bool json);
+// Lets `count` (none: all) of the packets go that rules `hold` (rule `id`) have.
+int FaultRelease(const InstanceOptions& options, std::optional<int64_t> count,
+                 std::optional<int64_t> id);
+int FaultHeld(const InstanceOptions& options, bool json);
 int FaultClear(const InstanceOptions& options, std::optional<int64_t> id);
 
 // trace_command.cc
