@@ -227,8 +227,8 @@ class LabPage(unittest.TestCase):
         self.browser.script("document.querySelector('#ladder').focus()")
         for _ in range(12):
             self.browser.keys("\ue013")  # up
-            if "READ REQUEST" in self.browser.script(
-                    "return document.querySelector('#details').textContent"):
+            if self.browser.script("return document.querySelector('#details strong').textContent"
+                                   ) == "RC RDMA READ REQUEST":
                 break
         details = self.browser.script("return document.querySelector('#details').textContent")
         self.assertRegex(details, r"READ REQUEST.*PSN 100.*R_Key 0x")

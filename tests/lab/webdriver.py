@@ -41,12 +41,11 @@ class Browser:
             capabilities = {"alwaysMatch": {
                 "browserName": "chrome",
                 "goog:chromeOptions": {
-                    "args": arguments, "binary": shutil.which("chromium"),
-                    "prefs": {"download.default_directory": self.folder,
-                              "download.prompt_for_download": False}},
+                    "args": arguments, "binary": shutil.which("chromium")},
                 "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}
             answer = self._call("POST", "/session", {"capabilities": capabilities}, limit=90)
             self._session = f"/session/{answer['sessionId']}"
+            self.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=self.folder)
             self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height,
                      deviceScaleFactor=1, mobile=False)
         except BaseException:

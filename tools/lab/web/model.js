@@ -180,13 +180,18 @@ export class Model {
     if (ENDS_MESSAGE.test(row.opcode)) qp.toSend.shift();
   }
 
-  // The oldest packet of that kind which has not arrived; else the last one that has.
+  // The oldest packet of that kind which has not arrived; else the last one that has. One that a
+  // rule has dropped does not arrive; of a rule that is not known yet the next one is preferred.
   takeFlying(to, event) {
     const key = `${to}:${number(event.psn)}:${text(event.opcode)}`;
     const waiting = this.flying.get(key);
     if (!waiting || waiting.length === 0) return null;
-    const row = waiting.find((each) => each.fate === 'flying') || waiting[waiting.length - 1];
-    return row;
+    const flying = waiting.filter((each) => each.fate === 'flying');
+    return flying.find((each) => each.rules.every(({id}) => {
+      const action = this.actionOf(id);
+      return action && action !== 'drop' && action !== 'down';
+    })) || flying.find((each) => each.rules.every(({id}) => !this.actionOf(id))) || flying[0] ||
+      waiting[waiting.length - 1];
   }
 
   received(event, t, qpn) {
