@@ -8,7 +8,7 @@ const REQUESTS_SHOWN = 9;
 const ROW = 17;
 const WIDTH = 460;
 const LEFT = 168;
-const RIGHT = 66;
+const RIGHT = 84;
 
 // A row per work request, from the moment it was posted: waiting in the queue, packets under way,
 // acknowledged, completed.
@@ -75,6 +75,6 @@ function plot(points, key, name, unit, kind) {
 }
 
 export function plots(points) {
-  return [plot(points, 'bytes', 'Rate', 'B/s'), plot(points, 'packets', 'Packets', '/s'),
+  return [plot(points, 'bytes', 'Rate', ' B/s'), plot(points, 'packets', 'Packets', ' /s'),
     plot(points, 'inFlight', 'In flight', ''), plot(points, 'again', 'Sent again', '', 'bars')];
 }

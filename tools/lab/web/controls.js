@@ -52,7 +52,7 @@ export class Controls {
     this.kind = 'send';
     this.chips = el('span', {class: 'chips', id: 'rules', 'aria-label': 'Active rules'});
     this.transferState = el('span', {class: 'dim', id: 'transfer-state', role: 'status'});
-    this.buildTransfers(places.transfers);
+    this.buildTransfers(places.transfers, places);
     this.buildFaults(places.faults);
   }
 
@@ -67,7 +67,7 @@ export class Controls {
     }
   }
 
-  buildTransfers(place) {
+  buildTransfers(place, places) {
     place.append(
       group('Start', TRANSFERS.map(([kind, name, title]) => {
         const each = button(name, title, () => this.start(kind));
@@ -81,6 +81,8 @@ export class Controls {
           ['1000', '1000'], ['0', 'endless']], '4'),
         select('pause', 'pause', [['0', 'none'], ['200', '0.2 s'], ['1000', '1 s']], '200'),
         button('Stop', 'End the transfer', () => this.run('stop'))),
+      this.transferState);
+    places.steps.append(
       group('Step',
         el('button', {type: 'button', id: 'hold', 'aria-pressed': 'false',
           title: 'Packets wait until you let them go, one by one', on: {click: () => this.hold()}},
@@ -91,7 +93,8 @@ export class Controls {
           title: 'Let ten packets go'}, 'Step 10'),
         select('slow motion', 'slow', [['0', 'off'], ['1000', '1 packet/s'], ['300', '3 packets/s'],
           ['100', '10 packets/s']], '0')),
-      this.transferState);
+      group('Active', this.chips, button('Clear all', 'Remove all rules; what is held goes on',
+        () => { this.endSlow(); this.run('fault_clear'); })));
     byId('slow').addEventListener('change', () => this.slowMotion());
   }
 
@@ -122,9 +125,7 @@ export class Controls {
           () => this.add(rule.replace('%data', this.dataClass())));
         each.dataset.fault = name;
         return each;
-      }), el('details', {class: 'more'}, el('summary', {}, 'Rule…'), form)),
-      group('Active', this.chips, button('Clear all', 'Remove all rules; what is held goes on',
-        () => { this.endSlow(); this.run('fault_clear'); })));
+      }), el('details', {class: 'more'}, el('summary', {}, 'Rule…'), form)));
     byId('f-rule').value = 'drop';
   }
 

@@ -121,7 +121,7 @@ export class Ladder {
     const children = [];
     if (row.type !== 'gap') {
       children.push(svg('text', {x: place.time, y: middle + height * 0.16, class: 'time'},
-        timeText(Math.max(0, row.t - this.model.start))));
+        (Math.max(0, row.t - this.model.start) / 1e9).toFixed(6)));
     }
     if (row.type === 'gap') {
       children.push(svg('text', {x: (place.left + place.right) / 2, y: middle + height * 0.16,
@@ -168,10 +168,10 @@ export class Ladder {
     if (row.again) label = `↻ again: ${label}`;
     const rules = row.rules.map(({id}) => `rule ${id} ${this.model.actionOf(id)}`.trim());
     if (fate === 'lost') label += ` ✗ lost${rules.length ? ` (${rules[0]})` : ''}`;
-    else if (fate === 'held') label += ' ⏸ held';
+    else if (fate === 'held') label += ' ‖ held';
     else if (fate === 'refused') label += ` ✗ refused: ${row.reason}`;
     else if (fate === 'away') label += ' (left, not seen to arrive)';
-    else if (rules.length) label += ` ⚡ ${rules[0]}`;
+    else if (rules.length) label += ` (${rules[0]})`;
     if (row.copies) label += ` ×${row.copies + 1}`;
     return label;
   }

@@ -54,7 +54,7 @@ class Page {
   startReplay(run, change) {
     document.body.classList.add('replaying');
     for (const id of ['pause', 'clear', 'export-run']) byId(id).hidden = true;
-    byId('faults').hidden = true;
+    byId('steps').hidden = byId('faults').hidden = true;
     this.setStatus('recorded', 'recorded run');
     let first = true;
     this.replay = new Replay(this.model, run, () => {
@@ -69,7 +69,7 @@ class Page {
   }
 
   startLive(change) {
-    this.controls = new Controls(this.model, {transfers: byId('transfers'), faults: byId('faults')},
+    this.controls = new Controls(this.model, {transfers: byId('transfers'), steps: byId('steps'), faults: byId('faults')},
       (sentence, bad) => this.tell(sentence, bad));
     this.live = new Live(this.model, change, (kind, words) => this.setStatus(kind, words));
     byId('pause').addEventListener('click', () => {

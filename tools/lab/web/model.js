@@ -239,7 +239,9 @@ export class Model {
 
   fault(event, t, qpn) {
     const rule = number(event.rule);
-    let row = this.takeFlying(number(event.peer_qpn), event);
+    // The packet that has just left.
+    let row = (this.flying.get(`${number(event.peer_qpn)}:${number(event.psn)}:${
+      text(event.opcode)}`) || []).at(-1);
     if (!row) {
       row = this.addRow({type: 'packet', t, qpn: qpn || number(event.peer_qpn),
         to: number(event.peer_qpn), device: text(event.device), outside: qpn === 0,

@@ -51,9 +51,9 @@ export function bytesText(count) {
 
 export function short(value) {
   if (value < 1000) return String(Math.round(value * 10) / 10);
-  if (value < 1e6) return `${(value / 1e3).toPrecision(3)} k`;
-  if (value < 1e9) return `${(value / 1e6).toPrecision(3)} M`;
-  return `${(value / 1e9).toPrecision(3)} G`;
+  if (value < 1e6) return `${(value / 1e3).toPrecision(3)}k`;
+  if (value < 1e9) return `${(value / 1e6).toPrecision(3)}M`;
+  return `${(value / 1e9).toPrecision(3)}G`;
 }
 
 export function timeText(ns) {
