@@ -40,8 +40,9 @@ int main(int argc, char** argv) {
   int all_wrong = 0;
   MPI_Allreduce(&wrong, &all_wrong, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   if (rank == 0) {
-    std::printf("%d rounds over %d ranks: the token is %d, %d bytes of the large messages are wrong\n",
-                kRounds, size, token, all_wrong);
+    std::printf(
+        "%d rounds over %d ranks: the token is %d, %d bytes of the large messages are wrong\n",
+        kRounds, size, token, all_wrong);
   }
   MPI_Finalize();
   return all_wrong == 0 ? 0 : 1;
