@@ -80,8 +80,7 @@ export class Controls {
         select('count', 'count', [['1', '1'], ['4', '4'], ['10', '10'], ['100', '100'],
           ['1000', '1000'], ['0', 'endless']], '4'),
         select('pause', 'pause', [['0', 'none'], ['200', '0.2 s'], ['1000', '1 s']], '200'),
-        button('Stop', 'End the transfer', () => this.run('stop'))),
-      this.transferState);
+        button('Stop', 'End the transfer', () => this.run('stop'))));
     places.steps.append(
       group('Step',
         el('button', {type: 'button', id: 'hold', 'aria-pressed': 'false',
@@ -94,7 +93,8 @@ export class Controls {
         select('slow motion', 'slow', [['0', 'off'], ['1000', '1 packet/s'], ['300', '3 packets/s'],
           ['100', '10 packets/s']], '0')),
       group('Active', this.chips, button('Clear all', 'Remove all rules; what is held goes on',
-        () => { this.endSlow(); this.run('fault_clear'); })));
+        () => { this.endSlow(); this.run('fault_clear'); })),
+      this.transferState);
     byId('slow').addEventListener('change', () => this.slowMotion());
   }
 

@@ -66,7 +66,7 @@ function srqOf(model, listed) {
 
 function qpBlock(model, qp) {
   const bad = qp.state === 'ERR' || qp.state === 'SQE';
-  const owner = qp.comm ? `${qp.comm} (pid ${qp.pid})` : 'ended';
+  const owner = (qp.comm ? `${qp.comm} (pid ${qp.pid})` : '') + (qp.listed ? '' : ' ended');
   return el('section', {class: 'qp'},
     el('header', {},
       el('strong', {}, `QP ${hex(qp.qpn)}`), el('span', {class: 'dim'}, ` ${qp.type}`),
@@ -158,8 +158,8 @@ export class Hosts {
           'RDMA program with verbena run.'));
       }
       const pids = new Set(mine.map((qp) => qp.pid));
-      const regions = list(model.state && model.state.mr).filter((region) =>
-        names.has(region.device) && pids.has(region.pid));
+      const regions = [...pids].flatMap((pid) => model.memory.get(pid) || []).filter((region) =>
+        names.has(region.device));
       if (regions.length > 0) children.push(el('h3', {}, 'Registered memory'));
       children.push(...regions.slice(0, REGIONS_SHOWN).map((region) =>
         this.memory.block(model, region)));

@@ -43,6 +43,7 @@ export class Model {
     this.lastSample = 0;
     this.peak = 0;       // packets in flight since the last sample
     this.gaps = 0;
+    this.memory = new Map();  // of each process, as it was last seen
     this.touched = [];   // memory that packets named lately
     this.news = [];      // sentences for screen readers
     this.version = 0;
@@ -349,6 +350,13 @@ export class Model {
         qp.peer = number(item.dest_qpn);
       }
     }
+    const regions = new Map();
+    for (const region of list(state.mr)) {
+      if (!regions.has(region.pid)) regions.set(region.pid, []);
+      regions.get(region.pid).push(region);
+    }
+    for (const [pid, its] of regions) this.memory.set(pid, its);
+    if (this.memory.size > 200) this.memory = regions;
     for (const qp of this.qps.values()) {
       if (qp.listed && !listed.has(qp.qpn)) { qp.listed = null; qp.gone = true; }
     }
