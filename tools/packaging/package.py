@@ -32,7 +32,11 @@ PARTS = {  # file -> (folder of the build, folder of the installation)
     "verbenad": ("nic_sim", "bin"),
     "libverbena-rdmav34.so": ("provider", "lib/verbena"),
     "libverbena-preload.so": ("provider", "lib/verbena"),
+    "verbena-lab": ("tools", "bin"),
 }
+# The transfers of the lab page.
+EXAMPLES = ("atomic_lock", "beside_tcp", "events", "kv_store", "rdma_read", "rdma_write", "send_recv")
+PARTS.update({name: ("docs/labs/examples", "lib/verbena/labs") for name in EXAMPLES})
 DOCUMENTS = ("README.md", "docs/CONTROL.md", "docs/DEVIATIONS.md", "docs/FAULTS.md", "docs/PRM.md")
 # DPDK opens its drivers by name; no linker sees that these are needed.
 DPDK_DRIVERS = ("bus_vdev", "mempool_ring", "net_af_packet", "net_tap")
@@ -111,7 +115,7 @@ class Tree:
     def programs(self, root):
         for name, (_, folder) in PARTS.items():
             path = os.path.join(root, folder, name)
-            put(path, source=self.parts[name], mode=0o755 if folder == "bin" else 0o644)
+            put(path, source=self.parts[name], mode=0o644 if folder == "lib/verbena" else 0o755)
             run("strip", "--strip-unneeded", "--remove-section=.comment", path)
         put(f"{root}/share/verbena/quickstart", source=f"{TREE}/tools/quickstart", mode=0o755)
 

@@ -35,6 +35,10 @@ struct UpOptions {
 };
 int Up(const UpOptions& options);
 int Down(const InstanceOptions& options);
+// The daemon that runs, or one of `nics` NICs that is started (then *started). Empty = it is at
+// *socket, else a sentence.
+std::string EnsureDaemon(const InstanceOptions& options, int nics, std::string* socket,
+                         bool* started);
 
 struct RunOptions {
   InstanceOptions instance;
@@ -85,6 +89,10 @@ int Explain(const InstanceOptions& options, std::optional<uint32_t> qpn, bool js
 
 // doctor_command.cc
 int Doctor(const InstanceOptions& options, bool json);
+
+// lab_command.cc
+// Becomes verbena-lab with these arguments; returns only when it cannot be started.
+int RunLabProgram(std::vector<std::string> words);
 
 // decode_command.cc
 struct DecodeOptions {

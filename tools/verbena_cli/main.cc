@@ -13,6 +13,7 @@
 
 #include "nic_sim/runtime/self_clean.h"
 #include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/lab_options.h"
 #include "tools/verbena_cli/text_output.h"
 
 namespace verbena::tools {
@@ -72,6 +73,8 @@ struct Arguments {
   DecodeOptions decode;
   TraceOptions trace;
   std::string explained;  // a QPN, or "last"
+  LabOptions lab;
+  ReportOptions report;
 };
 
 CLI::App* AddCommand(CLI::App* parent, const char* name, const char* description,
@@ -378,11 +381,13 @@ int Main(int argc, char** argv) {
   AddCapture(&app, &arguments);
   AddFault(&app, &arguments);
   AddTrace(&app, &arguments);
+  AddLabCommands(&app, &arguments.lab, &arguments.report);
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty()) words.emplace_back("--help");
   if (words.front() == "--version") words.front() = "version";
   const bool is_run = words.front() == "run";
+  const std::vector<std::string> said = words;
   arguments.run.command = CutCommand(&words);
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   try {
@@ -392,6 +397,8 @@ int Main(int argc, char** argv) {
     if (status == 0) return 0;  // --help
     return is_run ? kExitRunFailed : kUsageError;
   }
+  // Understood here, for usage errors and help; done there.
+  if (app.got_subcommand("lab") || app.got_subcommand("report")) return RunLabProgram(said);
   return Dispatch(app, &arguments);
 }
 
