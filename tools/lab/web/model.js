@@ -42,6 +42,7 @@ export class Model {
     this.lastCounters = null;
     this.lastSample = 0;
     this.peak = 0;       // packets in flight since the last sample
+    this.lastRequest = '';  // its class, as rules name it
     this.gaps = 0;
     this.memory = new Map();  // of each process, as it was last seen
     this.touched = [];   // memory that packets named lately
@@ -162,6 +163,8 @@ export class Model {
       if (this.touched.length > 40) this.touched.shift();
     }
     if (IS_RESPONSE.test(row.opcode)) return;
+    this.lastRequest = /SEND/.test(row.opcode) ? 'send' : /READ/.test(row.opcode) ? 'read'
+      : /WRITE/.test(row.opcode) ? 'write' : 'atomic';
     if (row.again) {
       for (const wr of qp.requests) {
         if (wr.psn !== null && psnDistance(row.psn, wr.psn) >= 0 &&
