@@ -23,7 +23,7 @@ const FAULTS = [
   ['Delay 50 ms', 'delay us=50000 nth=1 count=1', 'The next packet waits'],
   ['5 % loss', 'drop prob=0.05 seed=7', 'Until it is removed'],
   ['Link down 1 s', 'down dev=verbena1 us=1000000', 'Nothing passes for a second'],
-  ['Wrong R_Key', 'set reth.rkey=0x1234 nth=1 count=1', 'The next RDMA request has a wrong key'],
+  ['Wrong R_Key', 'set reth.rkey=0x1234 atomiceth.rkey=0x1234 count=1', 'The next RDMA request has a wrong key'],
   ['Forge a NAK', 'set aeth.syndrome=0x62 opcode=ack nth=1 count=1', 'The next ACK becomes: remote access error'],
 ];
 
