@@ -54,7 +54,7 @@ class ScenarioCommand(unittest.TestCase):
 
     def test_what_is_not_as_expected_ends_with_1_and_says_what(self):
         junit = os.path.join(self.folder, "out.xml")
-        status, output = self.scenario(HEAD + PROGRAM % "sh -c 'echo <hello> & exit 3'" +
+        status, output = self.scenario(HEAD + PROGRAM % "sh -c 'printf \\\"<a>&\\\"; exit 3'" +
                                        '[[expect.output]]\nof = "p"\nmatches = "^good$"\n',
                                        "--junit", junit)
         self.assertEqual(status, 1, output)
