@@ -126,7 +126,7 @@ class Runner:
 
     def guest_listens(self, job):
         script = ("i=0; while ! rdma resource show cm_id | grep -q LISTEN; do i=$((i+1)); "
-                  "[ $i -gt 300 ] && exit 1; sleep 0.1; done")
+                  "[ $i -gt 60 ] && exit 1; sleep 0.5; done")
         return self.lab.guest.run(script, 60)[0] == 0 or self.lab.guest.wait(job, 0.1)[0] is not None
 
     def verbena_listens(self, program):
@@ -136,6 +136,13 @@ class Runner:
                 return True
             time.sleep(0.1)
         return "joined dgid" in program.output
+
+    def let_go(self):
+        """Waits until nothing of the case before is under way: a rule would hit it."""
+        end = time.monotonic() + 20 * PATIENCE
+        while self.lab.daemon.json("list", "cm_id") and time.monotonic() < end:
+            time.sleep(0.2)
+        time.sleep(0.5 * PATIENCE)
 
     def start_capture(self):
         folder = self.vectors or tempfile.mkdtemp(prefix="vcm.", dir="/tmp")
@@ -161,6 +168,7 @@ class Runner:
             return text.format(a=addresses[server_on], c=addresses[client_on], d=devices[place])
 
         problems, text = [], ""
+        self.let_go()
         recorder, path = self.start_capture()
         for rule in case.rules:
             status, output = lab.daemon.command("fault", "add", rule)

@@ -11,6 +11,7 @@ completions are made from the --help of the very programs that are packed.
 """
 
 import argparse
+import glob
 import gzip
 import os
 import re
@@ -32,12 +33,14 @@ PARTS = {  # file -> (folder of the build, folder of the installation)
     "verbenad": ("nic_sim", "bin"),
     "libverbena-rdmav34.so": ("provider", "lib/verbena"),
     "libverbena-preload.so": ("provider", "lib/verbena"),
+    "verbena-probe": ("tests/scenarios", "lib/verbena"),
     "verbena-lab": ("tools", "bin"),
 }
 # The transfers of the lab page.
 EXAMPLES = ("atomic_lock", "beside_tcp", "events", "kv_store", "rdma_read", "rdma_write", "send_recv")
 PARTS.update({name: ("docs/labs/examples", "lib/verbena/labs") for name in EXAMPLES})
-DOCUMENTS = ("README.md", "docs/CONTROL.md", "docs/DEVIATIONS.md", "docs/FAULTS.md", "docs/PRM.md")
+DOCUMENTS = ("README.md", "docs/CONTROL.md", "docs/DEVIATIONS.md", "docs/FAULTS.md", "docs/PRM.md",
+             "docs/SCENARIOS.md")
 # DPDK opens its drivers by name; no linker sees that these are needed.
 DPDK_DRIVERS = ("bus_vdev", "mempool_ring", "net_af_packet", "net_tap")
 # Compiled in from their headers; their notices go with the binaries.
@@ -115,9 +118,14 @@ class Tree:
     def programs(self, root):
         for name, (_, folder) in PARTS.items():
             path = os.path.join(root, folder, name)
-            put(path, source=self.parts[name], mode=0o644 if folder == "lib/verbena" else 0o755)
+            put(path, source=self.parts[name], mode=0o644 if name.endswith(".so") else 0o755)
             run("strip", "--strip-unneeded", "--remove-section=.comment", path)
         put(f"{root}/share/verbena/quickstart", source=f"{TREE}/tools/quickstart", mode=0o755)
+        scenarios = sorted(glob.glob(f"{TREE}/tests/scenarios/*.toml"))
+        if not scenarios:
+            fail("no scenarios in tests/scenarios")
+        for path in scenarios:
+            put(f"{root}/share/verbena/scenarios/{os.path.basename(path)}", source=path)
 
     def manuals(self, root, write):
         write(f"{root}/share/man/man1/verbena.1",

@@ -87,6 +87,27 @@ int Trace(const TraceOptions& options);
 // Without a QPN: of the last failure.
 int Explain(const InstanceOptions& options, std::optional<uint32_t> qpn, bool json);
 
+// timeline_command.cc
+struct TimelineOptions {
+  InstanceOptions instance;
+  std::optional<uint32_t> qpn;    // none: of the last failure, else of what was posted last
+  std::optional<uint64_t> wr_id;  // none: that which failed or was sent again, else the last
+  bool json = false;
+};
+int Timeline(const TimelineOptions& options);
+// "-": stdout.
+int TraceToPerfetto(const InstanceOptions& options, const std::string& path);
+
+// scenario/scenario_command.cc. run: 0 all as expected, 1 something was not, 2 not run.
+struct ScenarioOptions {
+  std::vector<std::string> files;  // files, folders, names of the library
+  std::string junit;               // file for the results; empty: none
+  bool verbose = false;
+  int repeat = 1;
+};
+int ScenarioRun(const ScenarioOptions& options);
+int ScenarioList(bool json);
+
 // doctor_command.cc
 int Doctor(const InstanceOptions& options, bool json);
 

@@ -62,6 +62,19 @@ std::string Packets(size_t count) {
   return fmt::format("{} packet{}", count, count == 1 ? "" : "s");
 }
 
+std::string RefusalText(const std::string& reason) {
+  if (reason == "unknown_qp") {
+    return "no QP has that number; it was destroyed, or its process has ended";
+  }
+  if (reason == "qp_not_ready") return "the QP is not in RTR or RTS (it may be in ERR)";
+  if (reason == "wrong_source") return "the QP is connected to another address";
+  if (reason == "wrong_transport") return "the QP is of another type";
+  if (reason == "pkey_mismatch") return "the P_Key is not its own";
+  if (reason == "qkey_mismatch") return "the Q_Key is not its own";
+  if (reason == "bad_icrc") return "the ICRC was wrong: damaged on the way";
+  return reason;
+}
+
 std::string RuleText(const Json& rules, uint32_t id) {
   for (const Json& rule : rules) {
     if (IntegerField(rule, "id") == id) {
@@ -215,19 +228,6 @@ class Story {
   }
 
  private:
-  static std::string RefusalText(const std::string& reason) {
-    if (reason == "unknown_qp") {
-      return "no QP has that number; it was destroyed, or its process has ended";
-    }
-    if (reason == "qp_not_ready") return "the QP is not in RTR or RTS (it may be in ERR)";
-    if (reason == "wrong_source") return "the QP is connected to another address";
-    if (reason == "wrong_transport") return "the QP is of another type";
-    if (reason == "pkey_mismatch") return "the P_Key is not its own";
-    if (reason == "qkey_mismatch") return "the Q_Key is not its own";
-    if (reason == "bad_icrc") return "the ICRC was wrong: damaged on the way";
-    return reason;
-  }
-
   bool Concerns(const Json& event) const {
     const uint32_t qpn = Number(event, "qpn");
     if (Is(event, "fault")) {
@@ -315,6 +315,73 @@ void TellStatus(const Story& story, Explanation* out) {
   }
 }
 
+// Hits of rules on packets that `qpn` has no part in, or (0) on all.
+void AddHitsElsewhere(const Json& events, const Json& rules, uint32_t qpn, Explanation* out) {
+  std::map<uint32_t, std::map<std::string, size_t>> by_rule;
+  for (const Json& event : events) {
+    if (!Is(event, "fault")) continue;
+    if (qpn != 0 && (Number(event, "qpn") == qpn || Number(event, "peer_qpn") == qpn)) continue;
+    const bool is_mad = Number(event, "peer_qpn") == 1;
+    ++by_rule[Number(event, "rule")][is_mad ? std::string("messages of the connection manager")
+                                            : TextField(event, "opcode", "?")];
+  }
+  for (const auto& [id, opcodes] : by_rule) {
+    std::string what;
+    for (const auto& [opcode, count] : opcodes) {
+      what += fmt::format("{}{} {}", what.empty() ? "" : ", ", count, opcode);
+    }
+    out->because.push_back(fmt::format("{} hit {}{}", RuleText(rules, id),
+                                       qpn != 0 ? "packets of other QPs: " : "", what));
+  }
+}
+
+// Nothing has failed: what was repeated, refused or had to wait.
+void TellTrouble(const Json& events, const Json& rules, std::optional<uint32_t> qpn,
+                 Explanation* out) {
+  Json mine = Json::array();
+  for (const Json& event : events) {
+    if (!qpn || Number(event, "qpn") == *qpn ||
+        (Is(event, "fault") && Number(event, "peer_qpn") == *qpn)) {
+      mine.push_back(event);
+    }
+  }
+  AddHitsElsewhere(mine, rules, 0, out);
+  struct Troubles {
+    size_t again = 0, timers = 0, rnr = 0, naks = 0;
+  };
+  std::map<uint32_t, Troubles> by_qp;
+  std::map<std::string, size_t> refused;
+  for (const Json& event : mine) {
+    const uint32_t number = Number(event, "qpn");
+    if (Is(event, "sent") && Flag(event, "retransmission")) ++by_qp[number].again;
+    if (Is(event, "timer")) ++by_qp[number].timers;
+    if (Is(event, "refused")) ++refused[TextField(event, "reason", "?")];
+    if (Is(event, "received") && HasSyndrome(event)) {
+      by_qp[number].rnr += SyndromeOf(event).is_rnr_nak();
+      by_qp[number].naks += SyndromeOf(event).is_nak();
+    }
+  }
+  for (const auto& [reason, count] : refused) {
+    out->because.push_back(fmt::format("{} refused: {}", Packets(count), RefusalText(reason)));
+  }
+  for (const auto& [number, troubles] : by_qp) {
+    std::string text;
+    const auto add = [&text](size_t count, const char* what) {
+      if (count != 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what, Times(count));
+    };
+    add(troubles.timers, "its timer ran out");
+    add(troubles.naks, "a NAK came");
+    add(troubles.rnr, "an RNR NAK came");
+    if (troubles.again != 0) {
+      text += fmt::format("{}it sent {} again", text.empty() ? "" : ", ", Packets(troubles.again));
+    }
+    if (!text.empty()) out->because.push_back(fmt::format("QP {:#08x}: {}", number, text));
+  }
+  out->what = out->because.empty()
+                  ? "nothing has failed, as far as the trace goes back"
+                  : "nothing has failed, as far as the trace goes back; but not all went smoothly";
+}
+
 }  // namespace
 
 std::string EventText(const Json& event) {
@@ -356,7 +423,10 @@ Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_
   Explanation out;
   out.qpn = qpn.value_or(0);
   const size_t at = FindFailure(events, qpn);
-  if (at == events.size()) return out;
+  if (at == events.size()) {
+    TellTrouble(events, rules, qpn, &out);
+    return out;
+  }
   out.qpn = Number(events[at], "qpn");
   const Story story(events, rules, out.qpn, at + 1);
   if (IsFailure(events[at])) {
@@ -364,11 +434,31 @@ Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_
     TellStatus(story, &out);
   } else {
     TellDeath(events, at, &out);
+    story.AddHits(&out);
   }
+  AddHitsElsewhere(events, rules, out.qpn, &out);
   const std::vector<const Json*>& all = story.events();
   const size_t shown = std::min(all.size(), kEventsShown);
   for (size_t i = all.size() - shown; i < all.size(); ++i) out.events.push_back(*all[i]);
   return out;
+}
+
+std::string ExplanationText(const Explanation& found, std::optional<uint32_t> qpn) {
+  std::string text;
+  if (found.status.empty()) {
+    text = qpn ? fmt::format("QP {:#08x}: {}\n", *qpn, found.what) : found.what + "\n";
+  } else {
+    text = fmt::format("QP {:#08x} ({}): {}\n{}\n", found.qpn, found.qpn, found.status, found.what);
+  }
+  if (!found.because.empty()) text += found.status.empty() ? "\nWhat happened\n" : "\nBecause\n";
+  for (const std::string& reason : found.because) text += fmt::format("  - {}\n", reason);
+  if (!found.look_at.empty()) text += "\nLook at\n";
+  for (const std::string& hint : found.look_at) text += fmt::format("  - {}\n", hint);
+  if (!found.events.empty()) text += "\nWhat led to it\n";
+  for (const Json& event : found.events) {
+    text += EventLine(event, IntegerField(found.events.front(), "time_ns")) + "\n";
+  }
+  return text;
 }
 
 }  // namespace verbena::tools

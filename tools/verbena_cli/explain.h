@@ -30,6 +30,11 @@ struct Explanation {
 
 // `events`: of all QPs, oldest first; `rules`: `verbena fault list`. Without a
 // QPN: the last QP of which a completion failed.
+// Nothing failed: `because` tells what went less than smoothly (losses, repeats,
+// waits), if anything.
 Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_t> qpn);
+
+// As `verbena explain` prints it. `qpn`: what was asked for.
+std::string ExplanationText(const Explanation& found, std::optional<uint32_t> qpn = {});
 
 }  // namespace verbena::tools

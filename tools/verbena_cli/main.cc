@@ -73,6 +73,9 @@ struct Arguments {
   DecodeOptions decode;
   TraceOptions trace;
   std::string explained;  // a QPN, or "last"
+  ScenarioOptions scenario;
+  TimelineOptions timeline;
+  std::string perfetto;
   LabOptions lab;
   ReportOptions report;
 };
@@ -294,7 +297,28 @@ void AddTrace(CLI::App* app, Arguments* a) {
   trace->add_option("--dev", a->trace.device, "Only this device");
   trace->add_option("--last", a->trace.last, "At most so many events of the past (default 1000)")
       ->check(CLI::Range(1, 100000));
+  trace->add_option("--perfetto", a->perfetto,
+                    "Write all as a Chrome trace for ui.perfetto.dev into this file (- is stdout)");
   trace->add_flag("--follow", a->trace.follow, "Go on with what happens, until Ctrl-C");
+
+  CLI::App* timeline = AddJson(
+      AddInstance(
+          AddCommand(app, "timeline",
+                     "Show the life of a work request: posted, packets, completion",
+                     "A ladder with the requester on the left. Without --wr it is the one that\n"
+                     "failed or was sent again, else the last.\n"
+                     "Examples:\n"
+                     "  verbena timeline last\n"
+                     "  verbena timeline 0x1a2b3c --wr 7"),
+          &a->instance),
+      &a->json);
+  timeline
+      ->add_option_function<std::string>(
+          "qp", [a](const std::string& text) { a->timeline.qpn = ParseQpn(text); },
+          "QP number, or last: the QP that failed or posted last (default)")
+      ->check(CLI::IsMember({"last"}) | kQpn);
+  timeline->add_option_function<uint64_t>(
+      "--wr", [a](const uint64_t& wr_id) { a->timeline.wr_id = wr_id; }, "This wr_id");
 
   AddJson(AddInstance(AddCommand(app, "explain", "Say why a completion failed",
                                  "Reads the trace: status, reasons, the packets that led to it.\n"
@@ -306,6 +330,27 @@ void AddTrace(CLI::App* app, Arguments* a) {
       ->add_option("qp", a->explained, "QP number, or last: the QP that failed last")
       ->required()
       ->check(CLI::IsMember({"last"}) | kQpn);
+}
+
+void AddScenario(CLI::App* app, Arguments* a) {
+  CLI::App* scenario =
+      AddCommand(app, "scenario", "Run programs under scripted faults, check what comes of it",
+                 "docs/SCENARIOS.md describes the files.");
+  scenario->require_subcommand(1);
+  CLI::App* run = AddCommand(
+      scenario, "run", "Run scenarios, each over a private instance",
+      "Exit status: 0 all as expected, 1 something was not, 2 a file is wrong or could not\n"
+      "be run.\n"
+      "Examples:\n"
+      "  verbena scenario run lost_ack               one of the library\n"
+      "  verbena scenario run my.toml --verbose      outputs, explanation and trace as well\n"
+      "  verbena scenario run FOLDER --junit out.xml for CI\n"
+      "  verbena scenario run rnr_storm --repeat 20");
+  run->add_option("file", a->scenario.files, "Files, folders, or names of the library")->required();
+  run->add_option("--junit", a->scenario.junit, "Write the results as JUnit XML");
+  run->add_flag("--verbose", a->scenario.verbose, "Show outputs and trace of all, not of failures");
+  run->add_option("--repeat", a->scenario.repeat, "So many times")->check(CLI::Range(1, 100000));
+  AddJson(AddCommand(scenario, "list", "List the library", ""), &a->json);
 }
 
 int Dispatch(const CLI::App& app, Arguments* a) {
@@ -326,6 +371,12 @@ int Dispatch(const CLI::App& app, Arguments* a) {
     a->decode.json = a->json;
     return Decode(a->decode);
   }
+  if (got("timeline")) {
+    a->timeline.instance = a->instance;
+    a->timeline.json = a->json;
+    return Timeline(a->timeline);
+  }
+  if (got("trace") && !a->perfetto.empty()) return TraceToPerfetto(a->instance, a->perfetto);
   if (got("trace")) {
     a->trace.instance = a->instance;
     a->trace.json = a->json;
@@ -339,6 +390,10 @@ int Dispatch(const CLI::App& app, Arguments* a) {
   if (got("status")) return Status(a->instance, a->json);
   if (got("list")) return List(a->instance, a->what, a->json);
   if (got("counters")) return Counters(a->instance, a->device, a->json);
+  if (got("scenario")) {
+    return app.get_subcommand("scenario")->got_subcommand("list") ? ScenarioList(a->json)
+                                                                  : ScenarioRun(a->scenario);
+  }
   const CLI::App& fault = *app.get_subcommand("fault");
   if (fault.got_subcommand("add")) return FaultAdd(a->instance, a->rule);
   if (fault.got_subcommand("list")) return FaultList(a->instance, a->json);
@@ -381,6 +436,7 @@ int Main(int argc, char** argv) {
   AddCapture(&app, &arguments);
   AddFault(&app, &arguments);
   AddTrace(&app, &arguments);
+  AddScenario(&app, &arguments);
   AddLabCommands(&app, &arguments.lab, &arguments.report);
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);

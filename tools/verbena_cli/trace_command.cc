@@ -73,21 +73,7 @@ int Explain(const InstanceOptions& options, std::optional<uint32_t> qpn, bool js
     Print(stdout, "{}\n", Dump(answer, 2));
     return 0;
   }
-  if (found.status.empty()) {
-    Print(stdout, "{}\n",
-          qpn ? fmt::format("nothing has failed on QP {:#08x}, as far as the trace goes back", *qpn)
-              : std::string("nothing has failed, as far as the trace goes back"));
-    return 0;
-  }
-  Print(stdout, "QP {:#08x} ({}): {}\n{}\n", found.qpn, found.qpn, found.status, found.what);
-  if (!found.because.empty()) Print(stdout, "\nBecause\n");
-  for (const std::string& reason : found.because) Print(stdout, "  - {}\n", reason);
-  if (!found.look_at.empty()) Print(stdout, "\nLook at\n");
-  for (const std::string& hint : found.look_at) Print(stdout, "  - {}\n", hint);
-  Print(stdout, "\nWhat led to it\n");
-  for (const Json& event : found.events) {
-    Print(stdout, "{}\n", EventLine(event, TimeOf(found.events.front())));
-  }
+  Print(stdout, "{}", ExplanationText(found, qpn));
   return 0;
 }
 
