@@ -191,7 +191,7 @@ int CmAgent::State::Connect(const Request& request) {
   if (record == nullptr) return ENOENT;
   if (record->state != CmIdState::kRouteResolved || record->cm != 0) return EINVAL;
   // CONNECT_ERROR, UNREACHABLE, REJECTED: the id may try again.
-  for (const uint8_t event : {uint8_t{5}, uint8_t{6}, uint8_t{8}}) {
+  for (const uint8_t event : {uint8_t{6}, uint8_t{7}, uint8_t{8}}) {
     const auto status = platform_.InjectedStatus(record->file, event);
     if (!status) continue;
     QueuePlain(*record, event, *status);

@@ -81,8 +81,8 @@ constexpr std::string_view kEventNames[] = {"CQ_ERR",
                                             "WQ_FATAL"};
 constexpr std::pair<std::string_view, uint8_t> kCmEvents[] = {{"ADDR_ERROR", 1},
                                                               {"ROUTE_ERROR", 3},
-                                                              {"CONNECT_ERROR", 5},
-                                                              {"UNREACHABLE", 6},
+                                                              {"CONNECT_ERROR", 6},
+                                                              {"UNREACHABLE", 7},
                                                               {"REJECTED", 8}};
 
 struct Verb {

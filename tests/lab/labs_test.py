@@ -96,7 +96,7 @@ def case(name):
                                             environment.get("PATH", "/usr/bin:/bin")])
             environment["LABS"] = LABS
             with tempfile.TemporaryDirectory(prefix="vlabs.") as folder:
-                status, output = vt.run(["/bin/bash", "-c", script], 120, environment=environment,
+                status, output = vt.run(["/bin/bash", "-c", script], 300, environment=environment,
                                         folder=folder)
             self.assertEqual(status, 0, output)
             outputs = output.split(MARK)

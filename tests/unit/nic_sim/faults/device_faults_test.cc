@@ -151,7 +151,7 @@ TEST_F(DeviceFaultsTest, StepsOfTheConnectionManagerEndWithAStatus) {
   EXPECT_EQ(faults_.OnCm(8, writer_, now_), std::nullopt);
   EXPECT_EQ(faults_.OnCm(1, writer_, now_), -ENODEV);
   EXPECT_EQ(faults_.OnCm(1, writer_, now_), std::nullopt);
-  EXPECT_EQ(faults_.OnCm(6, writer_, now_), std::nullopt);
+  EXPECT_EQ(faults_.OnCm(7, writer_, now_), std::nullopt);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST(DeviceRule, EveryEventHasItsNumber) {
   EXPECT_EQ(Good("event type=gid_change").event, 18);
   EXPECT_EQ(Good("event type=WQ_FATAL").event, 19);
   EXPECT_EQ(Good("cm_error type=UNREACHABLE").event,
-            6);  // RDMA_CM_EVENT_UNREACHABLE
+            7);  // RDMA_CM_EVENT_UNREACHABLE
   EXPECT_EQ(Good("cm_error type=REJECTED reason=24").reason, 24u);
 }
 
