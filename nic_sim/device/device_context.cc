@@ -315,6 +315,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
       .rq_ring = rq,
       .record = &page_->qp[slot],
       .user_handle = request.user_handle,
+      .space = space_.get(),
       .app = client_.comm,
       .nth_qp = *qp_count_ + 1};
   std::unique_ptr<Qp> qp = Qp::Create(config);

@@ -105,6 +105,7 @@ int DeviceContext::CreateXrcTarget(const abi::CreateQpRequest& request, abi::Cre
                           .rq_ring = {},
                           .record = &target.record,
                           .user_handle = 0,
+                          .space = nullptr,
                           .app = client_.comm,
                           .nth_qp = *qp_count_ + 1};
   target.qp = Qp::Create(config);

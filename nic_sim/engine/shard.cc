@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "nic_sim/fabric/packet.h"
+#include "nic_sim/mem/address_space.h"
 #include "nic_sim/queues/doorbells.h"
 #include "nic_sim/runtime/random.h"
 #include "transport/wire/packet_view.h"
@@ -285,6 +286,10 @@ void Shard::ReleaseWaiting() {
 }
 
 void Shard::Transmit(Qp& qp) {
+  // The memory of a dying process goes before its connection ends. Until then
+  // accesses fail; but its peers are to see what a vanished host gives, not NAKs.
+  if (qp.config().space != nullptr && qp.config().space->gone()) [[unlikely]]
+    return;
   if (resources_.fabric->congested(qp.nic().port())) [[unlikely]] {
     if (!qp.waits_for_netdev) waiting_for_netdev_.push_back(&qp);
     qp.waits_for_netdev = true;

@@ -73,8 +73,9 @@ class Qp {
     Ring rq_ring;
     abi::QpRecord* record = nullptr;
     uint64_t user_handle = 0;
-    std::string app;      // the process name of the context that made it
-    uint32_t nth_qp = 0;  // of the application, from 1
+    const AddressSpace* space = nullptr;  // of its process; XRC_RECV: of none
+    std::string app;                      // the process name of the context that made it
+    uint32_t nth_qp = 0;                  // of the application, from 1
   };
   // config.type must be one that CheckQpRequest (device_context.cc) accepts.
   static std::unique_ptr<Qp> Create(const Config& config);

@@ -99,6 +99,34 @@ VERBENA_ROLE(holder) {
 
 class KilledApplication : public ::testing::TestWithParam<const char*> {};
 
+// Its memory goes before its connection ends: a WRITE that fails in between must
+// not tell of it.
+TEST(KilledTarget, OfWritesInFlightIsSilent) {
+  PathOptions path;
+  path.timeout = 10;  // 4.2 ms
+  path.retry_cnt = 2;
+  for (int round = 0; round < 15; ++round) {
+    RcEnd end(EndOptions{.device = "verbena1"});
+    Memory source(end.pd(), 65536);
+    Process holder(RoleProcess("holder", {end.address().Text(), ""}));
+    const auto address = holder.WaitForLine("address ", Milliseconds(10000));
+    ASSERT_TRUE(address) << holder.Output();
+    const RemoteMemory remote =
+        RemoteMemory::Parse(*holder.WaitForLine("memory ", Milliseconds(1000)));
+    end.Connect(PeerAddress::Parse(*address), path);
+    ibv_wc_status status = IBV_WC_SUCCESS;
+    for (int i = 0; status == IBV_WC_SUCCESS; ++i) {
+      ASSERT_LT(i, 1000000);
+      if (i == 20) holder.Signal(SIGKILL);
+      ASSERT_EQ(end.PostSend(RdmaWr(1, IBV_WR_RDMA_WRITE, remote.address, remote.rkey),
+                             {source.sge(0, 65536)}),
+                0);
+      status = PollOne(end.send_cq()).status;
+    }
+    ASSERT_EQ(status, IBV_WC_RETRY_EXC_ERR) << "round " << round;
+  }
+}
+
 TEST_P(KilledApplication, LosesAllItsObjectsWithinASecondAndItsPeerGetsNoAnswer) {
   PathOptions path;
   path.timeout = 10;  // 4.2 ms
