@@ -118,13 +118,17 @@ TEST_F(FaultyWire, AHeldPacketGoesOnWithAStep) {
   path.timeout = 0;  // The requester waits for ever.
   RcEnd a, b(EndOptions{.device = "verbena1"});
   ConnectPair(a, b, path);
+  Memory source(a.pd(), kBytes);
+  Memory target(b.pd(), kBytes);
+  memset(source.data(), 0x5a, kBytes);
   Add("hold opcode=write");
   for (uint64_t wr = 1; wr <= 3; ++wr) {
-    ASSERT_EQ(a.PostSend(RdmaWr(wr, IBV_WR_RDMA_WRITE, target_.address(), target_.rkey()),
-                         {source_.sge(0, kBytes)}),
+    ASSERT_EQ(a.PostSend(RdmaWr(wr, IBV_WR_RDMA_WRITE, target.address(), target.rkey()),
+                         {source.sge(0, kBytes)}),
               0);
   }
-  while (FaultHits().at(0) < 3) std::this_thread::yield();
+  for (int i = 0; i < 200 && FaultHits().at(0) < 3; ++i) std::this_thread::yield();
+  ASSERT_EQ(FaultHits().at(0), 3);
   EXPECT_THAT(VerbenaHere({"fault", "held"}).output,
               ::testing::ContainsRegex("verbena0 tx .*RC_RDMA_WRITE_ONLY"));
   ibv_wc wc;
@@ -135,7 +139,7 @@ TEST_F(FaultyWire, AHeldPacketGoesOnWithAStep) {
   EXPECT_EQ(VerbenaHere({"fault", "release"}).output, "released 2 packets\n");
   EXPECT_EQ(PollOne(a.send_cq()).wr_id, 2u);
   EXPECT_EQ(PollOne(a.send_cq()).wr_id, 3u);
-  EXPECT_EQ(target_.data()[kBytes - 1], 0x5a);
+  EXPECT_EQ(target.data()[kBytes - 1], 0x5a);
 }
 
 // --- verbena explain names what was done ---
