@@ -7,6 +7,7 @@
 // answer of the right form in bounded time or ends the connection; at the end
 // nothing of the clients is left.
 #include <fcntl.h>
+#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -77,6 +78,7 @@ class Daemon {
  private:
   Daemon() {
     spdlog::set_level(spdlog::level::off);
+    signal(SIGPIPE, SIG_IGN);  // as verbenad's main does
     char folder[] = "/tmp/verbena-fuzz-XXXXXX";
     FUZZ_CHECK(mkdtemp(folder) != nullptr);
     path_ = std::string(folder) + "/d.sock";
