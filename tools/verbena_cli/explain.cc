@@ -333,11 +333,13 @@ void TellStatus(const Story& story, Explanation* out) {
   }
 }
 
-// Hits of rules on packets that `qpn` has no part in, or (0) on all.
-void AddHitsElsewhere(const Json& events, const Json& rules, uint32_t qpn, Explanation* out) {
+// Hits of rules on packets that `qpn` has no part in, or (0) on all, not before
+// `from_ns`: what hit others in an earlier life of the QP's number explains nothing.
+void AddHitsElsewhere(const Json& events, const Json& rules, uint32_t qpn, int64_t from_ns,
+                      Explanation* out) {
   std::map<uint32_t, std::map<std::string, size_t>> by_rule;
   for (const Json& event : events) {
-    if (!Is(event, "fault")) continue;
+    if (!Is(event, "fault") || IntegerField(event, "time_ns") < from_ns) continue;
     if (qpn != 0 && (Number(event, "qpn") == qpn || Number(event, "peer_qpn") == qpn)) continue;
     const bool is_mad = Number(event, "peer_qpn") == 1;
     ++by_rule[Number(event, "rule")][is_mad ? std::string("messages of the connection manager")
@@ -363,7 +365,7 @@ void TellTrouble(const Json& events, const Json& rules, std::optional<uint32_t> 
       mine.push_back(event);
     }
   }
-  AddHitsElsewhere(mine, rules, 0, out);
+  AddHitsElsewhere(mine, rules, 0, 0, out);
   struct Troubles {
     size_t again = 0, timers = 0, rnr = 0, naks = 0;
   };
@@ -457,8 +459,10 @@ Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_
     TellDeath(events, at, &out);
     story.AddHits(&out);
   }
-  AddHitsElsewhere(events, rules, out.qpn, &out);
   const std::vector<const Json*>& all = story.events();
+  if (!all.empty()) {
+    AddHitsElsewhere(events, rules, out.qpn, IntegerField(*all.front(), "time_ns"), &out);
+  }
   const size_t shown = std::min(all.size(), kEventsShown);
   for (size_t i = all.size() - shown; i < all.size(); ++i) out.events.push_back(*all[i]);
   return out;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <memory>
@@ -40,6 +41,14 @@ constexpr const char* kRules[] = {
     "duplicate_completion prob=0.01 seed=8",
 };
 
+// kBytes of zeros at this address.
+uint8_t* BufferAt(uintptr_t address) {
+  void* const memory = mmap(reinterpret_cast<void*>(address), kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  if (memory == MAP_FAILED) abort();
+  return static_cast<uint8_t*>(memory);
+}
+
 // Prints the trace of one run.
 int RunOnce() {
   nic::DeviceOptions options;
@@ -64,9 +73,11 @@ int RunOnce() {
     if (a.Connect(a_qp, b_qp.qpn, b.gid()) != 0 || b.Connect(b_qp, a_qp.qpn, a.gid()) != 0) {
       return 1;
     }
-    std::vector<uint8_t> from(kBytes), to(kBytes);
-    const uint32_t from_key = a.RegMr(from.data(), kBytes, 1);
-    const uint32_t to_key = b.RegMr(to.data(), kBytes, 15);
+    // The trace tells addresses, so they have to be the same.
+    uint8_t* const from = BufferAt(0x200000000000);
+    uint8_t* const to = BufferAt(0x200000100000);
+    const uint32_t from_key = a.RegMr(from, kBytes, 1);
+    const uint32_t to_key = b.RegMr(to, kBytes, 15);
     for (const char* rule : kRules) {
       if (device->AddRule(rule, &error) == 0) {
         fprintf(stderr, "%s: %s\n", rule, error.c_str());
@@ -85,9 +96,9 @@ int RunOnce() {
         wqe.opcode =
             static_cast<uint8_t>(posted % 5 == 0 ? WrOpcode::kRdmaRead : WrOpcode::kRdmaWrite);
         wqe.flags = abi::kWqeSignaled;
-        wqe.remote_address = reinterpret_cast<uint64_t>(to.data());
+        wqe.remote_address = reinterpret_cast<uint64_t>(to);
         wqe.rkey = to_key;
-        a.WriteSend(a_qp, wqe, {{reinterpret_cast<uint64_t>(from.data()), kBytes, from_key}});
+        a.WriteSend(a_qp, wqe, {{reinterpret_cast<uint64_t>(from), kBytes, from_key}});
         a.Ring(a_qp);
       }
       for (int pass = 0; pass < 50 && device->RunPass(now); ++pass) {
