@@ -9,6 +9,10 @@
 namespace verbena::nic {
 namespace {
 
+// IB_UVERBS_DEVICE_*, which the headers of libibverbs 44 and Linux 6.1 lack.
+constexpr uint64_t kFlushGlobal = uint64_t{1} << 38;
+constexpr uint64_t kAtomicWrite = uint64_t{1} << 40;
+
 TEST(ResourceLimits, FlagsAndEnumeratorsAreThoseOfVerbs) {
   const abi::DeviceAttributes device = MakeDeviceAttributes(0);
   EXPECT_EQ(device.device_cap_flags,
@@ -16,7 +20,8 @@ TEST(ResourceLimits, FlagsAndEnumeratorsAreThoseOfVerbs) {
                 uint64_t{IBV_DEVICE_RC_RNR_NAK_GEN} | uint64_t{IBV_DEVICE_SRQ_RESIZE} |
                 uint64_t{IBV_DEVICE_XRC} | uint64_t{IBV_DEVICE_AUTO_PATH_MIG} |
                 uint64_t{IBV_DEVICE_PORT_ACTIVE_EVENT} | uint64_t{IBV_DEVICE_MEM_WINDOW} |
-                uint64_t{IBV_DEVICE_MEM_MGT_EXTENSIONS} | uint64_t{IBV_DEVICE_MEM_WINDOW_TYPE_2B});
+                uint64_t{IBV_DEVICE_MEM_MGT_EXTENSIONS} | uint64_t{IBV_DEVICE_MEM_WINDOW_TYPE_2B} |
+                kFlushGlobal | kAtomicWrite);
   EXPECT_EQ(device.atomic_cap, uint32_t{IBV_ATOMIC_HCA});
   const abi::QueryPortReply port = MakePortAttributes();
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
