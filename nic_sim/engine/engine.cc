@@ -74,7 +74,8 @@ Shard::Config Engine::ConfigOf(ShardId id) const {
           .cpus = cpus_,
           .before_apps = !options_.system,
           .nics = nics_,
-          .max_regions = kMaxMr + kMaxMw};
+          .max_regions = kMaxMr + kMaxMw,
+          .seed = options_.seed != 0 ? options_.seed + (id + 1) * 1000 : 0};
 }
 
 void Engine::Describe(abi::StatusPage* page) const {

@@ -516,7 +516,8 @@ void Shard::RemoveSource(DoorbellSource* source) { std::erase(sources_, source);
 
 void Shard::AddNic(Nic* nic) {
   config_.nics.push_back(nic);
-  shares_.push_back(std::make_unique<NicShare>(config_.max_regions, RandomNumber()));
+  const uint64_t seed = config_.seed != 0 ? config_.seed + config_.nics.size() : RandomNumber();
+  shares_.push_back(std::make_unique<NicShare>(config_.max_regions, seed));
   received_.reserve(config_.nics.size() * kBurst);
 }
 

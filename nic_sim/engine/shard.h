@@ -74,6 +74,7 @@ class Shard final : public InboxOwner {
     bool before_apps = true;   // threads ask the kernel to run before applications
     std::vector<Nic*> nics;    // by PortId
     uint32_t max_regions = 0;  // of one NIC
+    uint64_t seed = 0;         // of its keys; 0: nobody can guess them
   };
   // What it does not own; made by the first thread.
   struct Resources {

@@ -25,6 +25,11 @@ class ScenarioCommand(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="vscn.", dir="/tmp")
         self.addCleanup(shutil.rmtree, self.folder, True)
+        # Other scenarios may run at the same time; theirs are not ours.
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = self.folder
+        self.addCleanup(lambda: os.environ.pop("TMPDIR") if before is None
+                        else os.environ.update(TMPDIR=before))
 
     def write(self, text):
         path = os.path.join(self.folder, "s.toml")
@@ -37,7 +42,7 @@ class ScenarioCommand(unittest.TestCase):
             [verbena_command(), "scenario", "run", self.write(text), *arguments], limit)
 
     def leftovers(self):
-        return set(glob.glob("/tmp/verbena-scenario.*"))
+        return set(glob.glob(self.folder + "/verbena-scenario.*"))
 
     def test_what_is_as_expected_ends_with_0_and_leaves_nothing(self):
         before = self.leftovers()

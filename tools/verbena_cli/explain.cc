@@ -333,13 +333,19 @@ void TellStatus(const Story& story, Explanation* out) {
   }
 }
 
-// Hits of rules on packets that `qpn` has no part in, or (0) on all, not before
-// `from_ns`: what hit others in an earlier life of the QP's number explains nothing.
+bool Exists(const Json& rules, uint32_t id) {
+  return std::any_of(rules.begin(), rules.end(),
+                     [id](const Json& rule) { return Number(rule, "id") == id; });
+}
+
+// Hits of rules on packets that `qpn` has no part in, or (0) on all. Of rules that
+// are gone none before `from_ns`: they have nothing to do with it.
 void AddHitsElsewhere(const Json& events, const Json& rules, uint32_t qpn, int64_t from_ns,
                       Explanation* out) {
   std::map<uint32_t, std::map<std::string, size_t>> by_rule;
   for (const Json& event : events) {
-    if (!Is(event, "fault") || IntegerField(event, "time_ns") < from_ns) continue;
+    if (!Is(event, "fault")) continue;
+    if (IntegerField(event, "time_ns") < from_ns && !Exists(rules, Number(event, "rule"))) continue;
     if (qpn != 0 && (Number(event, "qpn") == qpn || Number(event, "peer_qpn") == qpn)) continue;
     const bool is_mad = Number(event, "peer_qpn") == 1;
     ++by_rule[Number(event, "rule")][is_mad ? std::string("messages of the connection manager")

@@ -49,10 +49,12 @@ class PrivateFolder {
                           value != nullptr ? std::optional<std::string>(value) : std::nullopt);
       unsetenv(name);
     }
-    char path[] = "/tmp/verbena-scenario.XXXXXX";
-    if (mkdtemp(path) == nullptr) return;
+    const char* const parent = getenv("TMPDIR");
+    std::string path(parent != nullptr && *parent == '/' ? parent : "/tmp");
+    path += "/verbena-scenario.XXXXXX";
+    if (mkdtemp(path.data()) == nullptr) return;
     path_ = path;
-    setenv("XDG_RUNTIME_DIR", path, 1);
+    setenv("XDG_RUNTIME_DIR", path_.c_str(), 1);
   }
   ~PrivateFolder() {
     for (const auto& [name, value] : saved_) {
@@ -426,7 +428,7 @@ ScenarioResult RunScenario(const Scenario& scenario) {
   signal(SIGHUP, &Interrupted);
   const PrivateFolder folder;
   if (folder.path().empty()) {
-    result.trouble = fmt::format("no folder in /tmp: {}", std::strerror(errno));
+    result.trouble = fmt::format("no folder for the daemon: {}", std::strerror(errno));
     return result;
   }
   Run run(scenario, parts);
