@@ -15,6 +15,9 @@ namespace {
 constexpr unsigned kKnownFlags =
     IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
 
+// Of release 44 on; the headers may be older.
+constexpr ibv_wr_opcode kWrAtomicWrite = static_cast<ibv_wr_opcode>(15);
+
 constexpr uint32_t Bit(ibv_wr_opcode opcode) { return 1u << opcode; }
 
 // Opcodes that a QP type has (IBTA Vol 1, table of transport functions).
@@ -30,6 +33,7 @@ uint32_t OpcodesOf(ibv_qp_type type) {
     case IBV_QPT_UC:
       return kSends | kWrites;
     case IBV_QPT_RC:
+      return kSends | kWrites | kReliable | Bit(kWrAtomicWrite);
     case IBV_QPT_XRC_SEND:
       return kSends | kWrites | kReliable;
     default:
@@ -38,8 +42,9 @@ uint32_t OpcodesOf(ibv_qp_type type) {
 }
 
 bool MayBeInline(ibv_wr_opcode opcode) {
-  return (Bit(opcode) & (Bit(IBV_WR_SEND) | Bit(IBV_WR_SEND_WITH_IMM) | Bit(IBV_WR_SEND_WITH_INV) |
-                         Bit(IBV_WR_RDMA_WRITE) | Bit(IBV_WR_RDMA_WRITE_WITH_IMM))) != 0;
+  return (Bit(opcode) &
+          (Bit(IBV_WR_SEND) | Bit(IBV_WR_SEND_WITH_IMM) | Bit(IBV_WR_SEND_WITH_INV) |
+           Bit(IBV_WR_RDMA_WRITE) | Bit(IBV_WR_RDMA_WRITE_WITH_IMM) | Bit(kWrAtomicWrite))) != 0;
 }
 
 // Any number may stand in the enum.
@@ -63,10 +68,26 @@ int CheckWr(const Qp* qp, const ibv_send_wr& wr) {
   if (IsLocal(wr.opcode)) return 0;  // neither data nor SGEs
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
     if (!MayBeInline(wr.opcode)) return EINVAL;
-  } else if (static_cast<uint32_t>(wr.num_sge) > qp->sq.max_sge) {
+  } else if (static_cast<uint32_t>(wr.num_sge) > qp->sq.max_sge ||
+             (wr.opcode == kWrAtomicWrite && wr.num_sge == 0)) {
     return EINVAL;
   }
   return 0;
+}
+
+// The eight bytes of an ATOMIC_WRITE lie in the WQE itself.
+int PutAtomicWrite(const ibv_send_wr& wr, abi::SendWqe* wqe) {
+  uint8_t* to = reinterpret_cast<uint8_t*>(&wqe->atomic.compare_add);
+  uint32_t bytes = 0;
+  for (int i = 0; i < wr.num_sge; ++i) {
+    const ibv_sge& sge = wr.sg_list[i];
+    if (sge.length > sizeof(uint64_t) - bytes) return EINVAL;
+    if (sge.length == 0) continue;
+    memcpy(to + bytes, reinterpret_cast<const void*>(sge.addr), sge.length);
+    bytes += sge.length;
+  }
+  wqe->num_sge = 0;
+  return bytes == sizeof(uint64_t) ? 0 : EINVAL;
 }
 
 // Copies the payload behind the WQE. Nothing is visible to the device before
@@ -91,6 +112,7 @@ void PutRemote(const Qp* qp, const ibv_send_wr& wr, abi::SendWqe* wqe) {
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM:
     case IBV_WR_RDMA_READ:
+    case kWrAtomicWrite:
       wqe->remote_address = wr.wr.rdma.remote_addr;
       wqe->rkey = wr.wr.rdma.rkey;
       break;
@@ -141,7 +163,8 @@ int BuildWqe(const Qp* qp, const ibv_send_wr& wr, uint8_t* slot) {
   if (IsLocal(wr.opcode)) {
     wqe.num_sge = 0;
   } else if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    const int inline_error = CopyInline(qp, wr, slot, &wqe);
+    const int inline_error =
+        wr.opcode == kWrAtomicWrite ? PutAtomicWrite(wr, &wqe) : CopyInline(qp, wr, slot, &wqe);
     if (inline_error != 0) return inline_error;
   } else {
     static_assert(sizeof(abi::Sge) == sizeof(ibv_sge));

@@ -345,9 +345,8 @@ verbs_context* ImportContext(ibv_device* device, int cmd_fd) {
   return OpenDevice(device, cmd_fd, Opening::kImport);
 }
 
-// Release of the libibverbs in this process by its file name
-// (libibverbs.so.1.14.RELEASE.PATCH), or 0 if that does not tell.
-int LibraryRelease() {
+// By the file name (libibverbs.so.1.14.RELEASE.PATCH).
+int ReadLibraryRelease() {
   Dl_info info;
   char path[4096];
   if (dladdr(reinterpret_cast<void*>(&verbs_register_driver_34), &info) == 0 ||
@@ -375,6 +374,8 @@ constexpr VerbsDeviceOps kDeviceOps = {
     .uninit_device = UninitDevice,
 };
 
+int g_release = 0;
+
 pthread_mutex_t g_children_mutex = PTHREAD_MUTEX_INITIALIZER;
 Context* g_children = nullptr;  // contexts of this forked process, by next_child
 
@@ -386,7 +387,7 @@ void InForkedChild() {
 }
 
 __attribute__((constructor)) void Register() {
-  const int release = LibraryRelease();
+  const int release = g_release = ReadLibraryRelease();
   if (release != 0 && release < kFirstRelease) {
     char text[160];
     snprintf(text, sizeof(text),
@@ -400,6 +401,8 @@ __attribute__((constructor)) void Register() {
 }
 
 }  // namespace
+
+int LibraryRelease() { return g_release; }
 
 Context* ContextOfThisProcess(Context* context) {
   const uint32_t generation = g_fork_generation.load(std::memory_order_relaxed);

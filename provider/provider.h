@@ -348,6 +348,8 @@ ibv_qp* OpenQp(ibv_context* context, ibv_qp_open_attr* attr);
 // 0, or EOPNOTSUPP if a QP of that type does not have all of `ops`.
 int CheckSendOps(ibv_qp_type type, uint64_t ops);
 void MakeExtended(Qp* qp, uint64_t ops);
+// Release of the libibverbs in this process (44), 0 if that is not known.
+int LibraryRelease();
 int QueryQpDataInOrder(ibv_qp* qp, ibv_wr_opcode opcode, uint32_t flags);
 // modify_qp.cc
 int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask);

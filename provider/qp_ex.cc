@@ -12,6 +12,12 @@
 namespace verbena::provider {
 namespace {
 
+// Of release 44 and 45 on; the headers may be older.
+constexpr ibv_wr_opcode kWrFlush = static_cast<ibv_wr_opcode>(14);
+constexpr ibv_wr_opcode kWrAtomicWrite = static_cast<ibv_wr_opcode>(15);
+constexpr uint32_t kWithAtomicWrite = 1u << 12;
+constexpr uint32_t kWithFlush = 1u << 13;
+
 Qp* ToQp(ibv_qp_ex* ibv) { return Downcast<Qp>(ibv); }
 
 void SetError(WrBuilder* builder, int error) {
@@ -120,6 +126,24 @@ void WrSendImm(ibv_qp_ex* qp, __be32 imm) {
 void WrSendInv(ibv_qp_ex* qp, uint32_t rkey) {
   abi::SendWqe* wqe = Begin(qp, IBV_WR_SEND_WITH_INV, IBV_QP_EX_WITH_SEND_WITH_INV);
   if (wqe != nullptr) wqe->imm_or_inv = rkey;
+}
+
+void WrAtomicWrite(ibv_qp_ex* ibv, uint32_t rkey, uint64_t address, const void* value) {
+  abi::SendWqe* wqe = BeginRemote(ibv, kWrAtomicWrite, kWithAtomicWrite, rkey, address);
+  if (wqe == nullptr) return;
+  memcpy(&wqe->atomic.compare_add, value, sizeof(uint64_t));
+}
+
+void WrFlush(ibv_qp_ex* ibv, uint32_t rkey, uint64_t address, size_t length, uint8_t type,
+             uint8_t level) {
+  abi::SendWqe* wqe = BeginRemote(ibv, kWrFlush, kWithFlush, rkey, address);
+  if (wqe == nullptr) return;
+  if (type > 0xf || level > 3) {
+    SetError(&ToQp(ibv)->builder, EINVAL);
+    return;
+  }
+  wqe->imm_or_inv = static_cast<uint32_t>(type | level << 4);
+  wqe->atomic.compare_add = length;
 }
 
 void WrSendTso(ibv_qp_ex* qp, void*, uint16_t, uint16_t) {
@@ -246,6 +270,10 @@ constexpr uint32_t kReliableOps = IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOM
                                   IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_LOCAL_INV |
                                   IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
 
+// Earlier ones look for something else where its function stands.
+constexpr int kFirstWithAtomicWrite = 44;
+constexpr int kFirstWithFlush = 45;
+
 uint32_t OpsOf(ibv_qp_type type) {
   switch (type) {
     case IBV_QPT_UD:
@@ -253,6 +281,9 @@ uint32_t OpsOf(ibv_qp_type type) {
     case IBV_QPT_UC:
       return kSendOps | kWriteOps;
     case IBV_QPT_RC:
+      return kSendOps | kWriteOps | kReliableOps |
+             (LibraryRelease() >= kFirstWithAtomicWrite ? kWithAtomicWrite : 0) |
+             (LibraryRelease() >= kFirstWithFlush ? kWithFlush : 0);
     case IBV_QPT_XRC_SEND:
       return kSendOps | kWriteOps | kReliableOps;
     default:
@@ -269,8 +300,15 @@ int CheckSendOps(ibv_qp_type type, uint64_t ops) {
 void MakeExtended(Qp* qp, uint64_t ops) {
   // Where libibverbs looks depends on its release, see VerbsQp.
   constexpr uint32_t kIsQpEx = 2;
-  for (const size_t offset : {344, 352, 360}) {
-    memcpy(reinterpret_cast<uint8_t*>(&qp->base) + offset, &kIsQpEx, sizeof(kIsQpEx));
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(&qp->base);
+  for (const size_t offset : {344, 352, 360}) memcpy(bytes + offset, &kIsQpEx, sizeof(kIsQpEx));
+  if (LibraryRelease() >= kFirstWithAtomicWrite) {
+    const auto function = &WrAtomicWrite;
+    memcpy(bytes + 344, &function, sizeof(function));
+  }
+  if (LibraryRelease() >= kFirstWithFlush) {
+    const auto function = &WrFlush;
+    memcpy(bytes + 352, &function, sizeof(function));
   }
   qp->builder.allowed = static_cast<uint32_t>(ops);
   ibv_qp_ex* ex = reinterpret_cast<ibv_qp_ex*>(qp);

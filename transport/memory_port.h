@@ -36,6 +36,7 @@ enum class MemoryAccess : uint8_t {
   kRemoteRead,    // REMOTE_READ
   kRemoteWrite,   // REMOTE_WRITE
   kRemoteAtomic,  // REMOTE_ATOMIC
+  kRemoteFlush,   // FLUSH_GLOBAL; only checked, nothing is accessed
 };
 
 // A piece of memory named by key (lkey or rkey) and address.
@@ -72,6 +73,9 @@ class MemoryPort {
   // Never called for zero-length remote accesses (IBTA C9-88).
   virtual MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
                              MemoryAccess access) = 0;
+
+  // May anything be accessed through `key`? Its range does not matter.
+  virtual MemoryStatus CheckKey(uint32_t, MemoryAccess) { return MemoryStatus::kBadKey; }
 
   // Queues the placement of `bytes` (at most one packet) and sets *ticket. The
   // port copies the bytes or finishes before the caller's event ends up in the

@@ -38,6 +38,8 @@ enum class WrOpcode : uint8_t {
   kLocalInv = 7,
   kBindMw = 8,
   kSendInv = 9,
+  kFlush = 14,
+  kAtomicWrite = 15,
 };
 
 enum class WcStatus : uint8_t {
@@ -66,6 +68,8 @@ enum class WcOpcode : uint8_t {
   kFetchAdd = 4,
   kBindMw = 5,
   kLocalInv = 6,
+  kFlush = 8,
+  kAtomicWrite = 9,
   kRecv = 128,
   kRecvRdmaWithImm = 129,
 };
@@ -79,6 +83,8 @@ enum AccessFlag : uint32_t {
   kAccessMwBind = 1 << 4,
   kAccessZeroBased = 1 << 5,
   kAccessOnDemand = 1 << 6,
+  kAccessFlushGlobal = 1 << 8,
+  kAccessFlushPersistent = 1 << 9,
 };
 
 enum class AsyncEventType : uint8_t {
@@ -114,6 +120,10 @@ constexpr WcOpcode CompletionOpcode(WrOpcode opcode) {
       return WcOpcode::kLocalInv;
     case WrOpcode::kBindMw:
       return WcOpcode::kBindMw;
+    case WrOpcode::kFlush:
+      return WcOpcode::kFlush;
+    case WrOpcode::kAtomicWrite:
+      return WcOpcode::kAtomicWrite;
     case WrOpcode::kSend:
     case WrOpcode::kSendImm:
     case WrOpcode::kSendInv:

@@ -28,10 +28,12 @@ struct SendRequest {
   // A WQE that the device could not accept (bad opcode, too many SGEs...): it
   // completes in its turn with this status and stops the QP.
   WcStatus malformed = WcStatus::kSuccess;
-  uint32_t imm_or_inv = 0;  // kLocalInv: the rkey to invalidate
+  // kLocalInv: the rkey to invalidate. kFlush: the FETH's value.
+  uint32_t imm_or_inv = 0;
   // kBindMw has its operands here too, see BindOf().
   uint64_t remote_address = 0;
   uint32_t rkey = 0;
+  // kFlush: the length. kAtomicWrite without SGEs: the bytes, as in memory.
   uint64_t compare_add = 0;
   uint64_t swap = 0;
   // UD: the address handle (0: none), the destination and its Q_Key.

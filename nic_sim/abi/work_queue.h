@@ -43,7 +43,9 @@ struct SendWqe {
   uint32_t inline_bytes;  // with kWqeInline, else MBZ
   // Atomics: compare_add and swap in host order. UD, XRC and BIND_MW: the other
   // views. An XRC atomic has its SRQ number in imm_or_inv; BIND_MW its new key in
-  // `rkey`, the start in `remote_address`, the window's handle in imm_or_inv.
+  // `rkey`, the start in `remote_address`, the window's handle in imm_or_inv. A
+  // FLUSH has its type (bits 0-3) and level (bits 4-5) in imm_or_inv and its length
+  // in compare_add; an ATOMIC_WRITE without SGEs its eight bytes there.
   union {
     struct {
       uint64_t compare_add;

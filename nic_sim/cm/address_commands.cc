@@ -132,6 +132,7 @@ int CmAgent::State::BindRecord(CmIdRecord& record, const SocketAddress& address)
     if (address.family == kFamilyIb) return ENODEV;
     local = router_.FindLocal(address);
     if (!local) return EADDRNOTAVAIL;
+    if (IsRemoved(local->nic)) return ENODEV;
   }
   const SocketAddress old_source = record.source;
   const bool old_family_only = record.family_only;
@@ -185,13 +186,19 @@ int CmAgent::State::ResolveRecord(CmIdRecord& record, const SocketAddress* sourc
   }
   Route route;
   if (const int error = router_.Find(to, record.local, record.source, &route)) return error;
+  const bool removed = IsRemoved(route.local.nic);
   bool pending = false;
-  if (route.needs_reach) {
+  if (route.needs_reach && !removed) {
     const auto reach = platform_.Resolve(route.local.nic, route.remote_gid);
     if (reach == CmPlatform::Reach::kUnreachable) return ENETUNREACH;
     pending = reach == CmPlatform::Reach::kPending;
   }
   record.destination = to;
+  if (removed) {  // The netdev is there, found by the route; its RDMA device is not.
+    record.state = CmIdState::kAddrQuery;
+    FinishResolve(record, ENODEV);
+    return 0;
+  }
   record.local = route.local;
   record.local_gid = route.local_gid;
   record.remote_gid = route.remote_gid;

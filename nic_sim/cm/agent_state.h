@@ -4,7 +4,7 @@
 //
 // Files: cm_agent.cc (files, dispatch, events), address_commands.cc (create,
 // bind, resolve, query, options), connection_commands.cc, multicast_commands.cc,
-// protocol_events.cc.
+// protocol_events.cc, device_events.cc.
 #pragma once
 
 #include <rdma/rdma_user_cm.h>
@@ -62,6 +62,7 @@ struct CmIdRecord : PortOwner {
   uint16_t port_space = 0;
   CmIdQpType qp_type = CmIdQpType::kRc;
   CmIdState state = CmIdState::kIdle;
+  bool removed = false;  // its NIC is gone: it waits to be destroyed
   uint32_t events_reported = 0;
 
   SocketAddress destination;
@@ -131,6 +132,9 @@ class CmAgent::State {
   void HandleTimeout(transport::Time now);
   transport::Time next_timeout() const;
   bool PollNotification(CmNotification* notification);
+  void RemoveNic(uint32_t nic, transport::Time now);
+  void RestoreNic(uint32_t nic);
+  void AnnounceAddressChange(uint32_t nic, transport::Time now);
 
   transport::CmProtocol& protocol() { return protocol_; }
   const std::unordered_map<CmFileId, CmFileRecord>& files() const { return files_; }
@@ -165,10 +169,13 @@ class CmAgent::State {
   int GetEvent(const Request& request);
   int MigrateId(const Request& request);
   int DestroyId(const Request& request);
+  // nullptr: ENOENT, or ENXIO for an id whose NIC is gone (Write() tells them apart).
   CmIdRecord* FindId(const Request& request, uint32_t id);
   CmIdRecord* NewId(CmFileId file);
   uint32_t NewIdNumber();
   void DestroyRecord(uint32_t id, bool silently);
+  // All that an id holds besides its number and its events.
+  void ReleaseRecord(CmIdRecord& record, bool silently);
   // Takes the events that `drop` names out of a file's queue; gives the ids of
   // connection requests that went with them.
   template <typename Drop>
@@ -238,6 +245,10 @@ class CmAgent::State {
   std::optional<uint64_t> AwaitedService(const transport::MadPacket& mad) const;
   // Hands on what was held for `service_id`.
   void ReleaseHeld(uint64_t service_id);
+
+  // --- device_events.cc
+  std::vector<uint32_t> IdsBoundTo(uint32_t nic) const;
+  bool IsRemoved(uint32_t nic) const { return nics_[nic].removed; }
 
   std::vector<CmNic> nics_;
   CmPlatform& platform_;

@@ -123,7 +123,8 @@ CmReply CmAgent::State::Write(CmFileId file, std::span<const std::byte> bytes, T
                         .extra = body.subspan(header.in),
                         .out = header.out,
                         .reply = &reply};
-  reply.error = (this->*command->handler)(request);
+  const int error = (this->*command->handler)(request);
+  if (error != ENOENT || reply.error != ENXIO) reply.error = error;
   if (reply.error != 0) reply.response.clear();
   DrainProtocol();
   return reply;
@@ -151,7 +152,10 @@ void CmAgent::State::CloseFile(CmFileId file, Time now) {
 
 CmIdRecord* CmAgent::State::FindId(const Request& request, uint32_t id) {
   const auto it = ids_.find(id);
-  return it == ids_.end() || it->second->file != request.file_id ? nullptr : it->second.get();
+  if (it == ids_.end() || it->second->file != request.file_id) return nullptr;
+  if (!it->second->removed) return it->second.get();
+  request.reply->error = ENXIO;
+  return nullptr;
 }
 
 uint32_t CmAgent::State::NewIdNumber() {
@@ -169,20 +173,26 @@ CmIdRecord* CmAgent::State::NewId(CmFileId file) {
   return (ids_[record->id] = std::move(record)).get();
 }
 
+void CmAgent::State::ReleaseRecord(CmIdRecord& record, bool silently) {
+  StopListening(record);
+  while (!record.groups.empty()) LeaveGroupRecord(*record.groups.begin());
+  resolving_.erase(record.id);
+  if (record.cm != 0) {
+    by_cm_.erase(record.cm);
+    protocol_.Destroy(record.cm, now_, silently);
+    record.cm = 0;
+  }
+  if (record.has_port) ports_.Release(record.port_space, record);
+  record.has_port = false;
+}
+
 void CmAgent::State::DestroyRecord(uint32_t id, bool silently) {
   const auto it = ids_.find(id);
   if (it == ids_.end()) return;
   CmIdRecord& record = *it->second;
   const std::vector<uint32_t> children =
       DropEvents(record.file, [id](const CmQueuedEvent& event) { return event.id == id; });
-  StopListening(record);
-  while (!record.groups.empty()) LeaveGroupRecord(*record.groups.begin());
-  resolving_.erase(id);
-  if (record.cm != 0) {
-    by_cm_.erase(record.cm);
-    protocol_.Destroy(record.cm, now_, silently);
-  }
-  if (record.has_port) ports_.Release(record.port_space, record);
+  ReleaseRecord(record, silently);
   files_.at(record.file).ids.erase(id);
   ids_.erase(it);
   // Connections that wait for the listener that is gone.
@@ -191,9 +201,9 @@ void CmAgent::State::DestroyRecord(uint32_t id, bool silently) {
 
 int CmAgent::State::DestroyId(const Request& request) {
   const auto command = Load<rdma_ucm_destroy_id>(request);
-  CmIdRecord* record = FindId(request, command.id);
-  if (record == nullptr) return ENOENT;
-  const rdma_ucm_destroy_id_resp response{.events_reported = record->events_reported};
+  const auto it = ids_.find(command.id);
+  if (it == ids_.end() || it->second->file != request.file_id) return ENOENT;
+  const rdma_ucm_destroy_id_resp response{.events_reported = it->second->events_reported};
   DestroyRecord(command.id, false);
   Answer(request, response);
   return 0;
@@ -206,6 +216,7 @@ int CmAgent::State::MigrateId(const Request& request) {
   const auto it = ids_.find(command.id);
   if (it == ids_.end() || it->second->file != from->first) return ENOENT;
   CmIdRecord& record = *it->second;
+  if (record.removed) return ENXIO;
   Answer(request, rdma_ucm_migrate_resp{.events_reported = record.events_reported});
   if (from->first == request.file_id) return 0;
 
@@ -335,6 +346,7 @@ void CmAgent::State::ReleaseHeld(uint64_t service_id) {
 
 void CmAgent::State::HandleMad(const MadPacket& mad, Time now) {
   now_ = now;
+  if (mad.nic < nics_.size() && IsRemoved(mad.nic)) return;
   const auto service = held_.size() < kMaxHeldRequests ? AwaitedService(mad) : std::nullopt;
   if (service) {
     held_.push_back({.mad = mad, .service_id = *service, .until = now + kListenGrace});
@@ -388,6 +400,11 @@ size_t CmAgent::pending_events(CmFileId file) const {
   return it == state_->files().end() ? 0 : it->second.events.size();
 }
 void CmAgent::HandleMad(const MadPacket& mad, Time now) { state_->HandleMad(mad, now); }
+void CmAgent::RemoveNic(uint32_t nic, Time now) { state_->RemoveNic(nic, now); }
+void CmAgent::RestoreNic(uint32_t nic) { state_->RestoreNic(nic); }
+void CmAgent::AnnounceAddressChange(uint32_t nic, Time now) {
+  state_->AnnounceAddressChange(nic, now);
+}
 void CmAgent::HandleTimeout(Time now) { state_->HandleTimeout(now); }
 bool CmAgent::PollMad(MadPacket* mad) { return state_->protocol().PollMad(mad); }
 bool CmAgent::PollNotification(CmNotification* notification) {
@@ -399,10 +416,13 @@ size_t CmAgent::id_count() const { return state_->ids().size(); }
 
 void CmAgent::ForEachId(const std::function<void(const CmIdInfo&)>& visit) const {
   for (const auto& [id, record] : state_->ids()) {
+    if (record->removed) continue;
     CmIdInfo info;
     info.id = id;
     info.file = record->file;
-    info.pid = state_->files().at(record->file).client.pid;
+    const CmClient& client = state_->files().at(record->file).client;
+    info.pid = client.pid;
+    info.uid = client.uid;
     info.port_space = record->port_space;
     info.qp_type = static_cast<uint8_t>(record->qp_type);
     info.state = StateName(record->state);

@@ -39,6 +39,7 @@ struct CmNic {
   transport::Pmtu mtu = transport::Pmtu::k4096;
   uint8_t ack_delay = 15;     // local_ca_ack_delay
   std::vector<Address> gids;  // by GID index; index 0 is link-local
+  bool removed = false;       // unplugged for the time being: RemoveNic
 };
 
 // What the agent needs of its surroundings.
@@ -94,6 +95,7 @@ struct CmIdInfo {
   uint32_t id = 0;
   CmFileId file = 0;
   pid_t pid = 0;
+  uid_t uid = 0;
   uint16_t port_space = 0;
   uint8_t qp_type = 0;     // enum ibv_qp_type
   const char* state = "";  // "idle", "listen", "connect", ...
@@ -134,6 +136,18 @@ class CmAgent {
   void HandleMad(const transport::MadPacket& mad, transport::Time now);
   // next_timeout() has passed.
   void HandleTimeout(transport::Time now);
+
+  // The NIC is gone, as when a driver lets go of its device. Each id bound to it
+  // gets DEVICE_REMOVAL and is closed as if destroyed (peers get REJ or DREQ, as
+  // far as packets still leave): whatever is asked of it then is answered with
+  // ENXIO, but DESTROY_ID works and counts its events. Wildcard listeners stay.
+  // Until RestoreNic what leads to the NIC ends with ENODEV. Both do nothing
+  // when it is so already. `nic`: by the order of the constructor.
+  void RemoveNic(uint32_t nic, transport::Time now);
+  void RestoreNic(uint32_t nic);
+  // The netdev of the NIC has another link-layer address (on Linux: its bond
+  // failed over): ADDR_CHANGE for each id bound to it. Ids stay as they are.
+  void AnnounceAddressChange(uint32_t nic, transport::Time now);
 
   // Outputs.
   bool PollMad(transport::MadPacket* mad);

@@ -64,6 +64,19 @@ bool CmHost::PollNotification(CmNotification* notification) {
   return agent_->PollNotification(notification);
 }
 
+void CmHost::RemoveNic(uint32_t nic) {
+  agent_->RemoveNic(nic, Now());
+  Drain();
+  Wake();
+}
+
+void CmHost::RestoreNic(uint32_t nic) { agent_->RestoreNic(nic); }
+
+void CmHost::AnnounceAddressChange(uint32_t nic) {
+  agent_->AnnounceAddressChange(nic, Now());
+  Wake();
+}
+
 void CmHost::HandlePackets() {
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t ignored = read(packet_fd(), &count, sizeof(count));

@@ -50,6 +50,9 @@ class CmHost final : public CmService, private CmPlatform {
   void CloseFile(CmFileId file) override;
   CmReply Write(CmFileId file, std::span<const std::byte> bytes) override;
   bool PollNotification(CmNotification* notification) override;
+  void RemoveNic(uint32_t nic) override;
+  void RestoreNic(uint32_t nic) override;
+  void AnnounceAddressChange(uint32_t nic) override;
   int notification_fd() const override { return wake_.get(); }
   int timer_fd() const override { return timer_.get(); }
   void HandleTimer() override;

@@ -25,6 +25,11 @@ class CmService {
   virtual CmReply Write(CmFileId file, std::span<const std::byte> bytes) = 0;
   virtual bool PollNotification(CmNotification* notification) = 0;
 
+  // What happens to a NIC, for the applications; see CmAgent. Notifications follow.
+  virtual void RemoveNic([[maybe_unused]] uint32_t nic) {}
+  virtual void RestoreNic([[maybe_unused]] uint32_t nic) {}
+  virtual void AnnounceAddressChange([[maybe_unused]] uint32_t nic) {}
+
   // Non-blocking eventfd, readable when others than these calls (packets,
   // timers) have caused notifications. Constant, owned by the service.
   virtual int notification_fd() const = 0;

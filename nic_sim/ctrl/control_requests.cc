@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "nic_sim/ctrl/cm_service.h"
 #include "nic_sim/runtime/version.h"
 
 namespace verbena::nic {
@@ -145,6 +146,23 @@ json FaultClear(Request& request) {
   return {{"removed", request.hardware->ClearRules(static_cast<uint32_t>(id.value_or(0)))}};
 }
 
+json FaultHeld(Request& request) { return {{"packets", request.hardware->ListHeld()}}; }
+
+// `step` lets count= packets go (1), `release` all.
+json ReleaseHeld(Request& request, size_t count) {
+  const auto id = request.fields.Number("id", 1, std::numeric_limits<uint32_t>::max());
+  if (!request.fields.ok()) return {};
+  return {
+      {"released", request.hardware->ReleaseHeld(static_cast<uint32_t>(id.value_or(0)), count)}};
+}
+json FaultStep(Request& request) {
+  const auto count = request.fields.Number("count", 1, std::numeric_limits<uint32_t>::max());
+  return ReleaseHeld(request, count.value_or(1));
+}
+json FaultRelease(Request& request) {
+  return ReleaseHeld(request, std::numeric_limits<size_t>::max());
+}
+
 json Trace(Request& request) {
   constexpr uint64_t kMostEvents = 100'000;
   const auto qpn = request.fields.Number("qpn", 0, 0xffffff);
@@ -157,6 +175,34 @@ json Trace(Request& request) {
 }
 
 json Dump(Request& request) { return request.hardware->Dump(); }
+
+// What is to be told to the applications that have rdma_cm ids on a NIC.
+json CmAnnounce(Request& request) {
+  const std::string device = request.fields.Text("dev", true);
+  const std::string event = request.fields.Text("event", true);
+  Hardware& hardware = *request.hardware;
+  std::optional<uint32_t> nic;
+  for (size_t i = 0; i < hardware.nic_count(); ++i) {
+    if (hardware.nic_info(i).device == device) nic = static_cast<uint32_t>(i);
+  }
+  using Announce = void (CmService::*)(uint32_t);
+  const Announce announce = event == "device_removal"  ? &CmService::RemoveNic
+                            : event == "device_return" ? &CmService::RestoreNic
+                            : event == "addr_change"   ? &CmService::AnnounceAddressChange
+                                                       : nullptr;
+  if (!nic) {
+    request.fields.Fail(fmt::format("there is no device '{}'", device.substr(0, 64)));
+  } else if (announce == nullptr) {
+    request.fields.Fail("'event' is device_removal, device_return or addr_change");
+  } else if (hardware.cm() == nullptr) {
+    request.fields.Fail("there is no connection manager");
+  }
+  if (!request.fields.ok()) return {};
+  CmService& cm = *hardware.cm();
+  const std::lock_guard guard(cm.mutex());
+  (cm.*announce)(*nic);
+  return json::object();
+}
 
 json Capture(Request& request) {
   ControlAnswer& answer = *request.answer;
@@ -194,11 +240,15 @@ const Op kOps[] = {
     {"fault_add", {"rule"}, &FaultAdd},
     {"fault_list", {}, &FaultList},
     {"fault_clear", {"id"}, &FaultClear},
+    {"fault_held", {}, &FaultHeld},
+    {"fault_step", {"count", "id"}, &FaultStep},
+    {"fault_release", {"id"}, &FaultRelease},
     {"capture", {"dev", "stage", "count"}, &Capture},
     {"capture_stop", {}, &CaptureStop},
     {"dump", {}, &Dump},
     {"trace", {"qpn", "after_ns", "limit"}, &Trace},
     {"shutdown", {}, &Shutdown},
+    {"cm_announce", {"dev", "event"}, &CmAnnounce},
 };
 
 ControlAnswer Refusal(std::string_view sentence, const char* errno_name = nullptr) {

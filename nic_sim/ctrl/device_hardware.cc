@@ -74,6 +74,13 @@ class DeviceHardware final : public Hardware {
     return removed;
   }
 
+  size_t ReleaseHeld(uint32_t id, size_t count) override {
+    const size_t released = device_.fabric().ReleaseHeld(id, count);
+    device_.Kick();
+    return released;
+  }
+  nlohmann::json ListHeld() const override { return device_.fabric().ListHeld(); }
+
   uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
                         std::string* error) override {
     UniqueFd file(fd);
@@ -105,12 +112,11 @@ class DeviceHardware final : public Hardware {
   }
 
  private:
-  // Whose an id is, the connection manager does not tell: they are shown to who may see all.
   nlohmann::json ListCmIds(std::optional<uid_t> user) const {
     nlohmann::json items = nlohmann::json::array();
-    if (user.has_value() && *user != geteuid()) return {{"items", std::move(items)}};
     const std::lock_guard guard(cm_.mutex());
     cm_.agent().ForEachId([&](const CmIdInfo& id) {
+      if (user.has_value() && *user != id.uid) return;
       const bool bound = id.nic >= 0 && static_cast<size_t>(id.nic) < device_.nic_count();
       items.push_back(
           {{"id", id.id},

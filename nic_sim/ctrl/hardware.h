@@ -62,6 +62,11 @@ class Hardware {
   virtual nlohmann::json ListRules() const = 0;  // array
   virtual uint32_t ClearRules(uint32_t id) = 0;  // 0: all
 
+  // Packets that rules `hold` (rule `id`, or all with 0) have: lets the `count` oldest go and gives
+  // their number; array of what waits.
+  virtual size_t ReleaseHeld(uint32_t /*id*/, size_t /*count*/) { return 0; }
+  virtual nlohmann::json ListHeld() const { return nlohmann::json::array(); }
+
   // Captures into `fd` (taken over); `device` empty: all. id > 0, or 0 with a sentence.
   virtual uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
                                 std::string* error) = 0;

@@ -64,6 +64,7 @@ transport::TransportHeaders HeadersOf(const Qp& qp, const TxPacket& tx) {
   if (traits.has_imm()) {
     h.imm = {.value = transport::LoadBe32(reinterpret_cast<const std::byte*>(&tx.imm_or_inv))};
   }
+  if (traits.has_feth()) h.feth = {.value = tx.imm_or_inv};
   if (traits.has_ieth()) h.ieth = {.rkey = transport::Rkey(tx.imm_or_inv)};
   return h;
 }
@@ -216,13 +217,26 @@ void Shard::TraceReceived(const Nic& nic, const PacketView& packet, transport::Q
                           DropReason reason) {
   const transport::OpcodeTraits& traits = packet.traits();
   const transport::Aeth aeth = traits.has_aeth() ? packet.aeth() : transport::Aeth();
+  // The fields of a RETH or AtomicETH take the room of wr_id and AETH, which such packets lack.
+  uint64_t address = 0;
+  uint32_t detail = AethWord(aeth.syndrome, aeth.msn);
+  if (traits.has_reth()) {
+    const transport::Reth reth = packet.reth();
+    address = reth.va;
+    detail = reth.rkey.value();
+  } else if (traits.has_atomic_eth()) {
+    const transport::AtomicEth atomic = packet.atomic_eth();
+    address = atomic.va;
+    detail = atomic.rkey.value();
+  }
   trace_.Record(
       {.time_ns = now_.ns(),
+       .wr_id = address,
        .qpn = qpn.value(),
        .peer_qpn = traits.has_deth() ? packet.deth().source_qpn.value() : 0,
        .psn = packet.psn().value(),
        .bytes = static_cast<uint32_t>(packet.payload_bytes()),
-       .detail = AethWord(aeth.syndrome, aeth.msn),
+       .detail = detail,
        .port = nic.port(),
        .kind = reason == DropReason::count ? TraceKind::kReceived : TraceKind::kRefused,
        .opcode = static_cast<uint8_t>(packet.opcode()),
@@ -340,14 +354,17 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
                     .retransmission = tx.retransmission,
                     .icrc_present = false,
                     .trusted = true};
-  const bool is_datagram = transport::TraitsOf(tx.opcode).has_deth();
+  const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
+  const bool is_datagram = traits.has_deth();
+  const bool names_memory = traits.has_reth() || traits.has_atomic_eth();
   trace_.Record(
       {.time_ns = now_.ns(),
+       .wr_id = names_memory ? tx.remote_address : 0,
        .qpn = qp.qpn().value(),
        .peer_qpn = is_datagram ? tx.dest_qpn.value() : qp.attr().dest_qpn,
        .psn = tx.psn.value(),
        .bytes = tx.payload_bytes,
-       .detail = AethWord(tx.syndrome, tx.msn),
+       .detail = names_memory ? tx.rkey : AethWord(tx.syndrome, tx.msn),
        .port = qp.nic().port(),
        .kind = TraceKind::kSent,
        .opcode = static_cast<uint8_t>(tx.opcode),

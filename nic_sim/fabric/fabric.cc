@@ -782,6 +782,22 @@ uint32_t Fabric::ClearRules(uint32_t id) {
   return removed;
 }
 
+size_t Fabric::ReleaseHeld(uint32_t rule, size_t count) {
+  const std::lock_guard guard(state_->mutex);
+  return state_->faults.Release(rule, count);
+}
+
+nlohmann::json Fabric::ListHeld() const {
+  const std::lock_guard guard(state_->mutex);
+  nlohmann::json list = state_->faults.Held();
+  for (nlohmann::json& packet : list) {
+    const auto port = packet["port"].get<PortId>();
+    packet.erase("port");
+    packet["device"] = state_->ports[port]->config.device;
+  }
+  return list;
+}
+
 uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count) {
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;

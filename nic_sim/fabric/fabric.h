@@ -173,6 +173,11 @@ class Fabric {
   // Removes rule `id`, or all with 0; gives the number removed.
   uint32_t ClearRules(uint32_t id);
 
+  // FaultStage::Release; the packets go on with the next HandleTimeout.
+  size_t ReleaseHeld(uint32_t rule, size_t count);
+  // FaultStage::Held, with "device".
+  nlohmann::json ListHeld() const;
+
   // Starts writing packets of `port` (or all: kAllPorts) to `fd`, which the
   // capture owns. Gives an id; 0: 16 captures run already, no such port, or no
   // thread (`fd` is closed). `count` 0: no limit.

@@ -25,7 +25,7 @@ constexpr uint64_t kMaxDistance = 1024;
 constexpr uint64_t kMaxMbps = 1'000'000;
 constexpr size_t kMaxTextBytes = 1024;
 
-constexpr std::array<std::pair<std::string_view, FaultAction>, 10> kActions = {{
+constexpr std::array<std::pair<std::string_view, FaultAction>, 11> kActions = {{
     {"drop", FaultAction::kDrop},
     {"duplicate", FaultAction::kDuplicate},
     {"corrupt", FaultAction::kCorrupt},
@@ -36,6 +36,7 @@ constexpr std::array<std::pair<std::string_view, FaultAction>, 10> kActions = {{
     {"rate", FaultAction::kRate},
     {"mark", FaultAction::kMark},
     {"down", FaultAction::kDown},
+    {"hold", FaultAction::kHold},
 }};
 
 std::vector<std::string_view> Split(std::string_view text, std::string_view separators) {
@@ -264,7 +265,7 @@ bool ParseAction(std::string_view word, FaultRule* rule, std::string* error) {
     }
   }
   *error = "unknown action " + Quoted(word) +
-           ": drop, duplicate, corrupt, truncate, set, reorder, delay, rate, mark or down";
+           ": drop, duplicate, corrupt, truncate, set, reorder, delay, rate, mark, down or hold";
   return false;
 }
 

@@ -20,6 +20,9 @@
 //   rate       packets wait until a link of mbps= (10^6 bit/s of frames) has sent
 //              those before; kRateQueue wait, what comes on top is dropped
 //   mark       ECN becomes Congestion Experienced
+//   hold       the packet waits, in order with the others that the rule holds, until
+//              FaultStage::Release lets it go or the rule is removed; of more than
+//              kHoldQueue the oldest goes on
 //   down       the link is down: both directions, or the one of dir=, drop. For
 //              us=, or while the rule exists. With opcode=, qpn=, psn=, nth=,
 //              every= or prob= it goes down at the packet that these select.
@@ -76,7 +79,8 @@ enum class FaultAction : uint8_t {
   kDelay,
   kRate,
   kMark,
-  kDown
+  kDown,
+  kHold
 };
 
 // One FIELD=VALUE of `set`.

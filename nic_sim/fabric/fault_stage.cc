@@ -2,7 +2,10 @@
 #include "nic_sim/fabric/fault_stage.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "transport/base/byteorder.h"
 #include "transport/wire/bth.h"
@@ -180,6 +183,7 @@ nlohmann::json FaultStage::List() const {
   nlohmann::json list = nlohmann::json::array();
   for (const ActiveRule& rule : rules_) {
     list.push_back({{"id", rule.id}, {"rule", rule.rule.text}, {"hits", rule.hits}});
+    if (rule.rule.action == FaultAction::kHold) list.back()["held"] = rule.held.size();
   }
   return list;
 }
@@ -198,6 +202,61 @@ uint32_t FaultStage::Clear(uint32_t id) {
     ++removed;
   }
   return removed;
+}
+
+FaultStage::ActiveRule* FaultStage::OldestHolder(uint32_t id) {
+  ActiveRule* oldest = nullptr;
+  uint32_t age = 0;
+  for (ActiveRule& active : rules_) {
+    if (active.rule.action != FaultAction::kHold || active.held.empty()) continue;
+    if (id != 0 && active.id != id) continue;
+    const uint32_t its_age = next_held_ - TransitOf(active.held.front()).hold_order;
+    if (oldest != nullptr && its_age < age) continue;
+    oldest = &active;
+    age = its_age;
+  }
+  return oldest;
+}
+
+size_t FaultStage::Release(uint32_t id, size_t count) {
+  size_t released = 0;
+  while (released < count) {
+    ActiveRule* const holder = OldestHolder(id);
+    if (holder == nullptr) break;
+    released_.Push(holder->held.Pop());
+    --held_;
+    ++released;
+  }
+  return released;
+}
+
+nlohmann::json FaultStage::Held() const {
+  struct Row {
+    uint32_t age;
+    nlohmann::json packet;
+  };
+  std::vector<Row> rows;
+  for (const ActiveRule& active : rules_) {
+    if (active.rule.action != FaultAction::kHold) continue;
+    for (rte_mbuf* held = active.held.front(); held != nullptr; held = TransitOf(held).next) {
+      const Facts facts(held, Time());
+      rows.push_back({next_held_ - TransitOf(held).hold_order,
+                      {{"rule", active.id},
+                       {"side", facts.is_tx() ? "tx" : "rx"},
+                       {"port", facts.port()},
+                       {"source_qpn", facts.meta->source_qpn},
+                       {"dest_qpn", facts.dest_qpn},
+                       {"opcode", facts.bth == 0 ? "?" : OpcodeName(Opcode{facts.opcode})},
+                       {"psn", facts.psn},
+                       {"psn_offset", facts.meta->psn_offset},
+                       {"retransmission", facts.meta->retransmission},
+                       {"bytes", facts.bytes}}});
+    }
+  }
+  std::ranges::stable_sort(rows, std::ranges::greater(), &Row::age);
+  nlohmann::json list = nlohmann::json::array();
+  for (Row& row : rows) list.push_back(std::move(row.packet));
+  return list;
 }
 
 bool FaultStage::Chance(ActiveRule* active, double probability) {
@@ -309,7 +368,7 @@ bool FaultStage::ApplyDown(ActiveRule* active, const Facts& facts, Time now) {
   return true;
 }
 
-void FaultStage::Hold(ActiveRule* active, rte_mbuf* packet, Time release) {
+void FaultStage::KeepBack(ActiveRule* active, rte_mbuf* packet, Time release) {
   TransitOf(packet).release = release;
   active->held.Push(packet);
   ++held_;
@@ -330,8 +389,23 @@ void FaultStage::ApplyDelay(ActiveRule* active, rte_mbuf* packet, Time now, Pack
     release = release + Duration::Nanoseconds(static_cast<int64_t>(Random(active) % (most + 1)));
   }
   // In order: one that waits longer keeps those behind it.
-  Hold(active, packet, std::max(release, active->last_release));
+  KeepBack(active, packet, std::max(release, active->last_release));
   active->last_release = TransitOf(packet).release;
+}
+
+void FaultStage::ApplyHold(ActiveRule* active, rte_mbuf* packet, PacketQueue* out) {
+  if (held_ >= kMaxHeldPackets && active->held.empty()) {
+    Pass(packet, out);
+    return;
+  }
+  rte_mbuf* oldest = nullptr;
+  if (held_ >= kMaxHeldPackets || active->held.size() >= kHoldQueue) {
+    oldest = active->held.Pop();
+    --held_;
+  }
+  TransitOf(packet).hold_order = next_held_++;
+  KeepBack(active, packet, Time::Never());
+  if (oldest != nullptr) Pass(oldest, out);
 }
 
 // When the link has sent those before and this one.
@@ -339,7 +413,7 @@ void FaultStage::ApplyRate(ActiveRule* active, rte_mbuf* packet, Time now) {
   const auto nanoseconds =
       static_cast<int64_t>(uint64_t{packet->data_len} * 8 * 1000 / *active->rule.mbps);
   active->link_free = std::max(active->link_free, now) + Duration::Nanoseconds(nanoseconds);
-  Hold(active, packet, active->link_free);
+  KeepBack(active, packet, active->link_free);
 }
 
 // One packet of a flow at a time: if each that follows waited too, none would
@@ -377,9 +451,11 @@ void FaultStage::Leave(rte_mbuf* packet, ActiveRule* holder, Time now, PacketQue
     ApplyDelay(holder, packet, now, out);
   } else if (holder->rule.action == FaultAction::kRate) {
     ApplyRate(holder, packet, now);
+  } else if (holder->rule.action == FaultAction::kHold) {
+    ApplyHold(holder, packet, out);
   } else {
     TransitOf(packet).passes_left = holder->rule.distance;
-    Hold(holder, packet, now + kReorderLimit);
+    KeepBack(holder, packet, now + kReorderLimit);
   }
 }
 
@@ -445,6 +521,7 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
         if (hit) holder = &active;
         break;
       case FaultAction::kDelay:
+      case FaultAction::kHold:
         hit = holder == nullptr;
         if (hit) holder = &active;
         break;

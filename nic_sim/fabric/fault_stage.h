@@ -36,6 +36,9 @@ inline constexpr size_t kMaxHeldPackets = 4096;
 inline constexpr size_t kMaxFaultRules = 1024;
 // Packets that wait for one rule `rate`, like the queue of a Linux interface.
 inline constexpr size_t kRateQueue = 1000;
+// Packets that wait for one rule `hold`: a small part of a pool. Beyond it the oldest
+// goes on.
+inline constexpr size_t kHoldQueue = 1024;
 // PSNs whose transmissions are counted. Beyond it the counts start anew.
 inline constexpr size_t kMaxCountedPsns = 65536;
 
@@ -58,6 +61,12 @@ class FaultStage {
   // Removes rule `id`, or all with 0. Packets that it holds go on with the next
   // call of Expire.
   uint32_t Clear(uint32_t id);
+
+  // Lets the `count` packets go that rules `hold` (rule `id`, or all with 0) have had
+  // longest; with the next call of Expire. Gives their number.
+  size_t Release(uint32_t id, size_t count);
+  // [{"rule", "side", ...}]: what rules `hold` hold, in the order of Release.
+  nlohmann::json Held() const;
 
   // Takes over a packet whose PacketTransit is filled. kGoesOn: it is in *out,
   // or waits; else it is freed and the caller counts it. In any case *out gets
@@ -114,9 +123,11 @@ class FaultStage {
   static transport::Time NextChange(const ActiveRule& rule);
   static bool Alter(ActiveRule* rule, rte_mbuf* packet, const Facts& facts);
   void ApplyDelay(ActiveRule* rule, rte_mbuf* packet, transport::Time now, PacketQueue* out);
+  void ApplyHold(ActiveRule* rule, rte_mbuf* packet, PacketQueue* out);
   void ApplyRate(ActiveRule* rule, rte_mbuf* packet, transport::Time now);
+  ActiveRule* OldestHolder(uint32_t id);
   bool CanReorder(const ActiveRule& rule, const Facts& facts) const;
-  void Hold(ActiveRule* rule, rte_mbuf* packet, transport::Time release);
+  void KeepBack(ActiveRule* rule, rte_mbuf* packet, transport::Time release);
   void Pass(rte_mbuf* packet, PacketQueue* out);
   void Leave(rte_mbuf* packet, ActiveRule* holder, transport::Time now, PacketQueue* out);
 
@@ -130,6 +141,7 @@ class FaultStage {
   PacketQueue released_;  // of removed rules
   TraceRing trace_{kTraceEvents};
   size_t held_ = 0;
+  uint32_t next_held_ = 0;  // order of those that `hold` holds
   uint32_t next_id_ = 1;
 };
 

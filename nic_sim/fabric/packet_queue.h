@@ -25,6 +25,7 @@ struct PacketTransit {
   transport::Time release;   // while the fault stage holds it
   uint32_t flow_qpn = 0;     // destination QPN
   uint32_t passes_left = 0;  // reorder: later packets that go first
+  uint32_t hold_order = 0;   // hold: counts up
   PortId source = 0;
   PortId destination = 0;
   Direction direction = Direction::kTx;

@@ -24,6 +24,8 @@ const char* NameOf(MemoryAccess access) {
       return "remote write";
     case MemoryAccess::kRemoteAtomic:
       return "remote atomic";
+    case MemoryAccess::kRemoteFlush:
+      return "remote flush";
   }
   return "unknown access";
 }
@@ -40,6 +42,8 @@ uint32_t RightsOf(MemoryAccess access) {
       return transport::kAccessRemoteWrite | transport::kAccessLocalWrite;
     case MemoryAccess::kRemoteAtomic:
       return transport::kAccessRemoteAtomic | transport::kAccessLocalWrite;
+    case MemoryAccess::kRemoteFlush:
+      break;  // nothing is copied
   }
   return UINT32_MAX;
 }

@@ -802,6 +802,11 @@ MemoryStatus QpMemory::Check(uint32_t key, uint64_t address, uint64_t length, Me
   return table_.Translate(key, PdOf(access), address, length, access, &extent, qpn());
 }
 
+MemoryStatus QpMemory::CheckKey(uint32_t key, MemoryAccess access) {
+  const Region* region = table_.Find(key);
+  return region != nullptr ? Check(key, region->iova, 0, access) : MemoryStatus::kBadKey;
+}
+
 MemoryStatus QpMemory::Place(const transport::MemorySegment& to, std::span<const std::byte> bytes,
                              MemoryAccess access, bool last, Ticket* ticket) {
   Extent extent;

@@ -128,6 +128,7 @@ class QpMemory final : public transport::MemoryPort {
   // PD of buffers of receives, where it is another (SRQ).
   void set_receive_pd(PdId pd) { receive_pd_ = pd; }
 
+  transport::MemoryStatus CheckKey(uint32_t key, transport::MemoryAccess access) override;
   transport::MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
                                 transport::MemoryAccess access) override;
   transport::MemoryStatus Place(const transport::MemorySegment& to,

@@ -18,7 +18,7 @@ constexpr uint32_t kIndexMask = 0xffffff;
 constexpr uint32_t kKnownAccess = transport::kAccessLocalWrite | transport::kAccessRemoteWrite |
                                   transport::kAccessRemoteRead | transport::kAccessRemoteAtomic |
                                   transport::kAccessMwBind | transport::kAccessZeroBased |
-                                  transport::kAccessOnDemand;
+                                  transport::kAccessOnDemand | transport::kAccessFlushGlobal;
 // IBV_ACCESS_HUGETLB, and IBV_ACCESS_OPTIONAL_RANGE, which a device that does
 // not know a bit must ignore.
 constexpr uint32_t kHints = 1u << 7 | 0x3ff00000u;
@@ -35,6 +35,8 @@ constexpr uint32_t RightFor(MemoryAccess access) {
       return transport::kAccessRemoteWrite;
     case MemoryAccess::kRemoteAtomic:
       return transport::kAccessRemoteAtomic;
+    case MemoryAccess::kRemoteFlush:
+      return transport::kAccessFlushGlobal;
   }
   return ~0u;
 }

@@ -100,7 +100,8 @@ int Qp::CheckValues(const abi::QpAttr& attr, uint32_t mask) const {
   // with the others: ON_DEMAND, ZERO_BASED, HUGETLB, the optional ones.
   constexpr uint32_t kRegionOnlyRights = kAccessOnDemand | kAccessZeroBased | 1u << 7 | 0x3ff00000u;
   constexpr uint32_t kAccess = kAccessLocalWrite | kAccessRemoteWrite | kAccessRemoteRead |
-                               kAccessRemoteAtomic | kAccessMwBind | kRegionOnlyRights;
+                               kAccessRemoteAtomic | kAccessMwBind | kAccessFlushGlobal |
+                               kRegionOnlyRights;
   if (has(kQpAttrPkeyIndex) && attr.pkey_index >= limits.max_pkeys) return EINVAL;
   if (has(kQpAttrPort) && attr.port_num != 1) return EINVAL;
   if (has(kQpAttrAccessFlags) && (attr.access_flags & ~kAccess) != 0) return EINVAL;

@@ -23,12 +23,17 @@ void CopySges(const std::byte* from, uint32_t count, MemorySegment* to) {
   }
 }
 
-bool IsRcOpcode(uint8_t opcode) { return opcode <= static_cast<uint8_t>(WrOpcode::kSendInv); }
+bool IsRcOpcode(uint8_t opcode) {
+  return opcode <= static_cast<uint8_t>(WrOpcode::kSendInv) ||
+         opcode == static_cast<uint8_t>(WrOpcode::kFlush) ||
+         opcode == static_cast<uint8_t>(WrOpcode::kAtomicWrite);
+}
 
 bool HasNoInlineData(WrOpcode opcode) {
   return opcode == WrOpcode::kLocalInv || opcode == WrOpcode::kBindMw ||
          opcode == WrOpcode::kRdmaRead || opcode == WrOpcode::kCompareSwap ||
-         opcode == WrOpcode::kFetchAdd;
+         opcode == WrOpcode::kFetchAdd || opcode == WrOpcode::kFlush ||
+         opcode == WrOpcode::kAtomicWrite;
 }
 
 }  // namespace
@@ -70,6 +75,10 @@ bool SendQueue::Fetch(FetchedSend* fetched) {
     r.swap = wqe.atomic.swap;
     const bool is_atomic = r.opcode == WrOpcode::kCompareSwap || r.opcode == WrOpcode::kFetchAdd;
     if (limits_.xrc) {
+      if (r.opcode == WrOpcode::kFlush || r.opcode == WrOpcode::kAtomicWrite) {
+        r.malformed = WcStatus::kLocQpOpErr;
+        return true;
+      }
       r.remote_srq = transport::SrqNumber(is_atomic ? wqe.imm_or_inv : wqe.xrc.remote_srqn);
     }
   }

@@ -127,6 +127,11 @@ void AddPacket(const TraceEvent& event, json* out) {
     packet["syndrome"] = event.detail >> 24;
     packet["msn"] = event.detail & 0xffffff;
   }
+  if (event.kind != TraceKind::kFault &&
+      (TraitsOf(opcode).has_reth() || TraitsOf(opcode).has_atomic_eth())) {
+    packet["address"] = event.wr_id;
+    packet["rkey"] = event.detail;
+  }
 }
 
 }  // namespace

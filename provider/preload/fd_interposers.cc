@@ -32,10 +32,11 @@ void FindAll() {
 }
 
 __attribute__((constructor)) void FindSignalSafeFunctions() {
-  FindAll<"open", "open64", "openat", "openat64", "creat", "creat64", "stat", "stat64", "lstat",
-          "lstat64", "fstat", "fstat64", "fstatat", "fstatat64", "access", "faccessat", "readlink",
-          "readlinkat", "ioctl", "socket", "write", "bind", "getsockname", "setsockopt", "sendmsg",
-          "sendto", "recvmsg", "recvfrom">();
+  FindAll<"chdir", "open", "open64", "openat", "openat64", "creat", "creat64", "stat", "stat64",
+          "lstat", "lstat64", "fstat", "fstat64", "fstatat", "fstatat64", "access", "faccessat",
+          "readlink", "readlinkat", "ioctl", "socket", "write", "bind", "getsockname", "setsockopt",
+          "sendmsg", "sendto", "recvmsg", "recvfrom", "send", "recv", "readdir", "readdir64",
+          "closedir", "rewinddir">();
 }
 
 }  // namespace

@@ -18,9 +18,13 @@
 #include "provider/preload/daemon_tree.h"
 #include "provider/preload/device_node.h"
 #include "provider/preload/interpose.h"
+#include "provider/preload/net_folder.h"
 
 namespace {
 
+using verbena::provider::AppendToScan;
+using verbena::provider::IsNetFolder;
+using verbena::provider::NoteNetFolder;
 using verbena::provider::OpenNode;
 using verbena::provider::RewrittenPath;
 using verbena::provider::StripTree;
@@ -112,6 +116,13 @@ VERBENA_OPENAT_2(__openat64_2)
 VERBENA_CREAT(creat)
 VERBENA_CREAT(creat64)
 
+// The working folder is then one of the daemon's; names below it need nothing
+// more. getcwd() tells its place.
+VERBENA_INTERPOSE int chdir(const char* path) noexcept {
+  const RewrittenPath use(path);
+  return VERBENA_NEXT(chdir)(use.path());
+}
+
 #define VERBENA_FOPEN(name)                                          \
   VERBENA_INTERPOSE FILE* name(const char* path, const char* mode) { \
     const RewrittenPath use(path);                                   \
@@ -132,19 +143,26 @@ VERBENA_FREOPEN(freopen64)
 
 VERBENA_INTERPOSE DIR* opendir(const char* path) {
   const RewrittenPath use(path);
-  return VERBENA_NEXT(opendir)(use.path());
+  DIR* const folder = VERBENA_NEXT(opendir)(use.path());
+  if (folder != nullptr && IsNetFolder(path)) NoteNetFolder(folder);
+  return folder;
 }
 
 VERBENA_INTERPOSE int scandir(const char* path, dirent*** names, int (*filter)(const dirent*),
                               int (*compare)(const dirent**, const dirent**)) {
   const RewrittenPath use(path);
-  return VERBENA_NEXT(scandir)(use.path(), names, filter, compare);
+  const int count = VERBENA_NEXT(scandir)(use.path(), names, filter, compare);
+  if (count < 0 || !IsNetFolder(path)) return count;
+  return AppendToScan(reinterpret_cast<dirent64***>(names), count,
+                      reinterpret_cast<int (*)(const dirent64*)>(filter),
+                      reinterpret_cast<int (*)(const dirent64**, const dirent64**)>(compare));
 }
 
 VERBENA_INTERPOSE int scandir64(const char* path, dirent64*** names, int (*filter)(const dirent64*),
                                 int (*compare)(const dirent64**, const dirent64**)) {
   const RewrittenPath use(path);
-  return VERBENA_NEXT(scandir64)(use.path(), names, filter, compare);
+  const int count = VERBENA_NEXT(scandir64)(use.path(), names, filter, compare);
+  return count < 0 || !IsNetFolder(path) ? count : AppendToScan(names, count, filter, compare);
 }
 
 VERBENA_INTERPOSE int scandirat(int folder, const char* path, dirent*** names,

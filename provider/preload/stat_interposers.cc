@@ -4,7 +4,10 @@
 // the same structure, which the one helper per kind relies on.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -96,6 +99,34 @@ VERBENA_INTERPOSE int statx(int folder, const char* path, int flags, unsigned ma
   }
   return 0;
 }
+
+#define VERBENA_STATFS(name, type)                                             \
+  VERBENA_INTERPOSE int name(const char* path, struct type* status) noexcept { \
+    const RewrittenPath use(path);                                             \
+    return VERBENA_NEXT(name)(use.path(), status);                             \
+  }
+VERBENA_STATFS(statfs, statfs)
+VERBENA_STATFS(statfs64, statfs64)
+VERBENA_STATFS(statvfs, statvfs)
+VERBENA_STATFS(statvfs64, statvfs64)
+
+// `ls -l` asks for ACL and security label of each name that it prints.
+#define VERBENA_GETXATTR(name)                                                         \
+  VERBENA_INTERPOSE ssize_t name(const char* path, const char* attribute, void* value, \
+                                 size_t size) noexcept {                               \
+    const RewrittenPath use(path);                                                     \
+    return VERBENA_NEXT(name)(use.path(), attribute, value, size);                     \
+  }
+VERBENA_GETXATTR(getxattr)
+VERBENA_GETXATTR(lgetxattr)
+
+#define VERBENA_LISTXATTR(name)                                                         \
+  VERBENA_INTERPOSE ssize_t name(const char* path, char* names, size_t size) noexcept { \
+    const RewrittenPath use(path);                                                      \
+    return VERBENA_NEXT(name)(use.path(), names, size);                                 \
+  }
+VERBENA_LISTXATTR(listxattr)
+VERBENA_LISTXATTR(llistxattr)
 
 // Names that programs from before glibc 2.33 use. On x86-64 there is one
 // layout only, whatever `version` (0 or 1) says. They are hidden in libc now

@@ -12,6 +12,33 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 import verbena_testing
 from verbena_testing import AppTestCase, Daemon, free_port, run
 
+# A dump of interfaces over a netlink socket that waits with poll, in pieces of at most argv[1]
+# bytes: names, number of pieces.
+DUMP = """
+import select, socket, struct, sys
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+s.bind((0, 0))
+s.send(struct.pack('=IHHII', 32, 18, 0x301, 77, 0) + bytes(16))
+names, pieces, done = [], 0, False
+while not done:
+    assert select.select([s], [], [], 5)[0], 'nothing to read'
+    data = s.recv(int(sys.argv[1]), socket.MSG_DONTWAIT)
+    pieces += 1
+    while data:
+        length, kind, _, sequence, port = struct.unpack('=IHHII', data[:16])
+        assert sequence == 77 and port == s.getsockname()[0], (sequence, port)
+        done = done or kind == 3
+        at = 32
+        while kind == 16 and at < length:
+            size, attribute = struct.unpack('=HH', data[at:at + 4])
+            if attribute == 3:
+                names.append(data[at + 4:at + size - 1].decode())
+            at += (size + 3) & ~3
+        data = data[(length + 3) & ~3:]
+assert not select.select([s], [], [], 0)[0], 'something is left'
+print(pieces, *names)
+"""
+
 # Not in everybody's PATH.
 IBSTAT = "/usr/sbin/ibstat"
 PORT_FOLDER = "/sys/class/infiniband/verbena0/ports/1"
@@ -153,6 +180,16 @@ class KernelTools(AppTestCase):
         self.assertEqual(read("hw_counters/rdma_sends"), counters["hw_counters"]["rdma_sends"])
         self.assertEqual(read("counters/port_xmit_data"), counters["counters"]["port_xmit_data"])
 
+    def test_shells_walk_through_the_devices_folders(self):
+        # ls -l also asks for attributes that only some file systems have.
+        listed = self.ok("ls", "-l", "/sys/class/infiniband/", "/sys/class/infiniband/verbena0/device/")
+        self.assertRegex(listed, r"verbena1 -> \.\./\.\./devices/")
+        self.assertIn("numa_node", listed)
+        walked = self.ok("sh", "-c", "cd /sys/class/infiniband/verbena1/ports/1 && cat gids/1 && "
+                                     "cd ../.. && cat node_type && stat -f -c %i .. >/dev/null")
+        self.assertEqual(walked.split(), ["0000:0000:0000:0000:0000:ffff:7f58:0002", "1:", "CA"])
+        self.ok("stat", "-f", "/sys/class/infiniband/verbena1")
+
     def test_interfaces_are_listed_with_the_kernels(self):
         output = self.ok(sys.executable, "-c", (
             "import socket, fcntl, struct\n"
@@ -165,6 +202,82 @@ class KernelTools(AppTestCase):
         self.assertIn("'lo'", names)
         self.assertIn("'verbena0', 'verbena1'", names)
         self.assertEqual((first, second), ("127.88.0.1", "127.88.0.2"))
+
+    def ip(self, *argv):
+        return json.loads(self.ok("ip", "-j", *argv) or "[]")
+
+    def test_ip_shows_the_interfaces_beside_the_kernels(self):
+        _, kernels = run(["ip", "-j", "link"])
+        theirs = [link["ifname"] for link in json.loads(kernels)]
+        links = self.ip("link")
+        self.assertEqual([link["ifname"] for link in links], theirs + ["verbena0", "verbena1"])
+        mac = self.daemon.json("status")["nics"][1]["mac"]
+        self.assertEqual((links[-1]["address"], links[-1]["mtu"], links[-1]["operstate"]),
+                         (mac, 9000, "UP"))
+        self.assertEqual([link["ifname"] for link in self.ip("link", "show", "verbena1")],
+                         ["verbena1"])
+        index = int(self.ok("cat", "/sys/class/net/verbena1/ifindex"))
+        self.assertEqual(links[-1]["ifindex"], index)
+        status, output = self.daemon.run("ip", "link", "show", "verbena7")
+        self.assertNotEqual(status, 0, output)
+
+    def test_ip_shows_the_addresses(self):
+        _, kernels = run(["ip", "-j", "addr"])
+        shown = self.ip("addr")
+        self.assertEqual(shown[:-2], json.loads(kernels))
+        for each in (shown[-1], self.ip("addr", "show", "verbena1")[0],
+                     self.ip("addr", "show", "dev", "verbena1")[0]):
+            self.assertEqual([(a["local"], a["prefixlen"], a["scope"]) for a in each["addr_info"]][0],
+                             ("127.88.0.2", 16, "global"))
+            self.assertEqual(each["addr_info"][1]["scope"], "link")
+        self.assertEqual([each["addr_info"][0]["family"]
+                          for each in self.ip("-6", "addr", "show", "dev", "verbena0")], ["inet6"])
+
+    def test_ip_shows_routes_and_neighbours(self):
+        _, kernels = run(["ip", "-j", "route"])
+        routes = self.ip("route")
+        self.assertEqual(routes[:-2], json.loads(kernels or "[]"))
+        self.assertEqual([(r["dst"], r["dev"], r["prefsrc"]) for r in routes[-2:]],
+                         [("127.88.0.0/16", "verbena0", "127.88.0.1"),
+                          ("127.88.0.0/16", "verbena1", "127.88.0.2")])
+        way = self.ip("route", "get", "127.88.0.9")[0]
+        self.assertEqual((way["dst"], way["dev"], way["prefsrc"]),
+                         ("127.88.0.9", "verbena0", "127.88.0.1"))
+        self.assertEqual(self.ip("route", "get", "127.88.0.9", "dev", "verbena1")[0]["dev"],
+                         "verbena1")
+        self.assertEqual(self.ip("route", "get", "127.0.0.1")[0]["dev"], "lo")
+        macs = [nic["mac"] for nic in self.daemon.json("status")["nics"]]
+        shown = {(n["dst"], n["lladdr"]) for n in self.ip("neigh", "show", "dev", "verbena0")}
+        self.assertIn(("127.88.0.2", macs[1]), shown)
+        self.assertNotIn("127.88.0.1", [destination for destination, _ in shown])
+
+    def test_a_dump_comes_in_pieces_for_small_buffers(self):
+        whole = self.ok(sys.executable, "-c", DUMP, 65536).split()
+        with Daemon(32) as daemon:
+            pieces = []
+            for room in (65536, 4096):
+                status, output = daemon.run(sys.executable, "-c", DUMP, room)
+                self.assertEqual(status, 0, output)
+                count, *names = output.split()
+                pieces.append(int(count))
+                # Where the kernel ends its dump with names, ours may come before them.
+                self.assertEqual(sorted(names),
+                                 sorted(whole[1:-2] + [f"verbena{i}" for i in range(32)]))
+            self.assertGreater(pieces[1], pieces[0])
+
+    def test_the_folder_of_interfaces_has_them(self):
+        kernels = sorted(os.listdir("/sys/class/net"))
+        self.assertEqual(sorted(self.ok("ls", "/sys/class/net").split()),
+                         sorted(kernels + ["verbena0", "verbena1"]))
+        output = self.ok(sys.executable, "-c", (
+            "import os\n"
+            "print(*[e.name for e in os.scandir('/sys/class/net/') if e.is_symlink()])\n"
+            "print(*os.listdir('/sys/class'))\n"))
+        first, second = output.splitlines()
+        self.assertEqual(sorted(first.split()), sorted(
+            [name for name in kernels if os.path.islink("/sys/class/net/" + name)] +
+            ["verbena0", "verbena1"]))
+        self.assertEqual(sorted(second.split()), sorted(os.listdir("/sys/class")))
 
     def test_gids_belong_to_the_interface(self):
         output = self.ok("ibv_devinfo", "-v", "-d", "verbena0")

@@ -36,10 +36,7 @@ MAY_SKIP = [
     (r"", r"(?i)raw packet|QP type 8", "raw packet QPs: docs/DEVIATIONS.md"),
     (r"", r"by root on Ethernet", "raw packet QPs are for root"),
     (r"", r"(?i)flow|RSS|TSO", "raw packet QPs: docs/DEVIATIONS.md"),
-    (r"", r"(?i)multicast|mcast", "docs/DEVIATIONS.md"),
     (r"rc_atomic_write", r"Extended QP", "docs/DEVIATIONS.md"),
-    (r"", r"doesn't have net interface", "rdma_cm is judged by tests/apps/rdmacm_test.py: `ip` asks "
-     "the kernel, which has no such interface"),
 ]
 
 # Runs the suite as its run_tests.py does, and writes what became of each test.

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stock programs that connect by librdmacm."""
 
+import json
 import os
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -124,6 +127,23 @@ class RdmaCm(AppTestCase):
         self.assertIn("rdma_server: end 0", server)
         self.assertIn("rdma_client: end 0", client)
 
+    def test_programs_that_make_their_qps_themselves(self):
+        port = self.new_port()
+        _, client = self.programs(
+            ["rping", "-s", "-q", "-a", FIRST, "-p", port, "-C", 5, "-V"],
+            ["rping", "-c", "-q", "-a", FIRST, "-p", port, "-C", 5, "-v", "-V"])
+        self.assertIn("rdma-ping-4", client)
+
+    def test_rdma_xserver_and_xclient_over_rc_and_xrc(self):
+        for kind in "rx":
+            with self.subTest(kind=kind):
+                port = self.new_port()
+                server, client = self.programs(
+                    ["rdma_xserver", "-p", port, "-c", kind],
+                    ["rdma_xclient", "-s", FIRST, "-p", port, "-c", kind])
+                self.assertIn("rdma_xserver: end 0", server)
+                self.assertIn("rdma_xclient: end 0", client)
+
     def test_udaddy(self):
         server, client = self.programs(["udaddy"], ["udaddy", "-s", FIRST])
         for output in (server, client):
@@ -186,6 +206,53 @@ class RdmaCm(AppTestCase):
         client.wait()
         client.close()
         self.assertIsNotNone(server.wait(), server.describe())
+        server.close()
+        self.assert_nothing_left()
+
+    def announce(self, device, event):
+        """What a fault of the device tells the connection manager."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+            control.connect(self.daemon.json("status")["socket"])
+            control.send(struct.pack("<II", 0x4e425256, 2))
+            control.send(json.dumps({"op": "cm_announce", "dev": device, "event": event}).encode())
+            reply = control.recv(65536)
+            self.assertEqual(reply[:1], b"L", reply)
+            self.assertNotIn(b"error", reply)
+
+    def test_programs_on_a_nic_that_is_removed_end(self):
+        port = self.new_port()
+        server, client = self.start(
+            ["rping", "-s", "-a", SECOND, "-p", port, "-v"],
+            ["rping", "-c", "-a", SECOND, "-I", FIRST, "-p", port, "-v"])
+        try:
+            self.assertTrue(client.wait_for("rdma-ping-3"), client.describe())
+            self.announce("verbena1", "device_removal")
+            self.assertTrue(server.wait_for("cma detected device removal"), server.describe())
+            # Not told of another's NIC, but disconnected.
+            self.assertTrue(client.wait_for("DISCONNECT EVENT"), client.describe())
+            self.assertNotIn("device removal", client.output)
+            self.assertIsNotNone(client.wait(), client.describe())
+            self.assertIsNotNone(server.wait(), server.describe())
+            self.assert_nothing_left()
+            status, output = self.daemon.run("rping", "-s", "-a", SECOND, "-p", port, limit=20)
+            self.assertNotIn(status, (0, None), output)
+            self.assertIn("No such device", output)
+        finally:
+            self.announce("verbena1", "device_return")
+        client.close()
+        server.close()
+        self.programs(["rping", "-s", "-a", SECOND, "-p", port, "-C", 3],
+                      ["rping", "-c", "-a", SECOND, "-p", port, "-C", 3])
+
+    def test_a_changed_address_is_told(self):
+        before = len(self.listeners())
+        server = self.daemon.program("rping", "-s", "-P", "-a", FIRST, "-p", self.new_port(),
+                                     limit=40)
+        end = time.monotonic() + 20
+        while len(self.listeners()) <= before and time.monotonic() < end:
+            time.sleep(0.02)
+        self.announce("verbena0", "addr_change")
+        self.assertTrue(server.wait_for("RDMA_CM_EVENT_ADDR_CHANGE"), server.describe())
         server.close()
         self.assert_nothing_left()
 

@@ -21,6 +21,8 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "apps", "lib"))
+sys.path.insert(0, HERE)
+import connections
 import verbena_testing
 from verbena_testing import ADDRESS, Daemon, Program, free_port, listening
 
@@ -243,14 +245,23 @@ def main():
     parser.add_argument("--idle-qps", type=int, metavar="N",
                         help="also the cost of N idle QPs beside one active")
     parser.add_argument("--only", action="append", metavar="FIGURE",
-                        choices=[figure[0] for figure in figures()])
+                        choices=[figure[0] for figure in figures()] + ["connections"])
     options = parser.parse_args()
     scale = 0.02 if options.quick else 1
     if options.quick:
         options.rounds = 1
     start = time.monotonic()
+    connection_rows, connection_steps, connection_text = [], {}, ""
     with Daemon(2) as daemon:
+        if not options.only or "connections" in options.only:
+            try:
+                connection_rows, connection_steps, connection_text = connections.compare(
+                    daemon, options.rounds, options.quick)
+            except connections.Failed as error:
+                connection_text = f"connections: {error}"
         results, problems = measure(daemon, options, scale)
+        if connection_text and not connection_rows:
+            problems.append(connection_text)
         idle = idle_percent(daemon, 1 if options.quick else 5)
         results.append({"figure": "idle_cpu", "unit": "%", "verbena": idle, "libfabric_tcp": None,
                         "ucx_tcp": None, "ratio_libfabric": None, "ratio_ucx": None,
@@ -268,12 +279,15 @@ def main():
                 problems.append(f"idle_qps: {error}")
         mode = daemon.json("status").get("mode")
     report = {"cpus": len(os.sched_getaffinity(0)), "mode": mode, "rounds": options.rounds,
-              "seconds": time.monotonic() - start, "results": results, "problems": problems}
+              "seconds": time.monotonic() - start, "results": results, "problems": problems,
+              "connections": {"results": connection_rows, "steps_us": connection_steps}}
     if options.json == "-":
         print(json.dumps(report, indent=1))
     else:
         print(f"{report['cpus']} CPUs, engine {mode}, median of {options.rounds} rounds\n")
         print(table(results))
+        if connection_rows:
+            print("\n" + connection_text)
         if options.json:
             with open(options.json, "w", encoding="utf-8") as file:
                 json.dump(report, file, indent=1)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/soak N [--perftest M] [--jobs J] [--seed S] [--limit SECONDS] [--only PROGRAM]...
+"""tools/soak N [--perftest M] [--apps] [--jobs J] [--seed S] [--limit SECONDS] [--only PROGRAM]...
 
 Runs N pairs of ibv_rc_pingpong and M pairs (default N / 5) of each RC program of perftest over one
 daemon, J at a time, with options that vary from round to round. Each pair must end well within its
 time limit, and nothing of it may stay in the daemon. The first failure stops everything: what the
 programs printed, the daemon's state and the stacks of all its threads are shown.
+
+--apps: N rounds of each application instead: those of rdma_cm, rsockets, qperf, fio, UCX, libfabric
+and Open MPI (tests/endurance/applications.py).
 """
 
 import argparse
@@ -19,6 +22,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "apps", "lib"))
 sys.path.insert(0, HERE)
+import applications
 import observe
 import pairs
 import verbena_testing
@@ -38,15 +42,24 @@ class Soak:
         self.options = options
         self.lock = threading.Lock()
         self.work = self.make_work()
-        self.times = {program: [] for program in pairs.PROGRAMS}
+        self.times = self.no_times()
         self.ports_taken = 0
         self.failure = None
         self.started = time.monotonic()
         self.reported = self.started
 
+    @staticmethod
+    def no_times():
+        return {program: [] for program in pairs.PROGRAMS + applications.PROGRAMS}
+
     def make_work(self):
+        if self.options.apps:
+            return self.mixed({program: self.options.rounds for program in applications.PROGRAMS})
         rounds = {program: self.options.perftest for program in pairs.PERFTEST}
         rounds[pairs.PINGPONG] = self.options.rounds
+        return self.mixed(rounds)
+
+    def mixed(self, rounds):
         if self.options.only:
             rounds = {name: count for name, count in rounds.items() if name in self.options.only}
         # Evenly mixed, the same for the same seed.
@@ -61,8 +74,14 @@ class Soak:
     def run_pair(self, daemon, program, index):
         while True:
             rng = random.Random(f"{self.options.seed}/{program}/{index}")
-            pair = pairs.Pair(lambda argv, limit: daemon.program(*argv, limit=limit), program, rng,
-                              self.options.limit)
+            if program in applications.PROGRAMS:
+                pair = applications.Application(
+                    lambda argv, limit, environment: daemon.program(*argv, limit=limit,
+                                                                    environment=environment),
+                    lambda: daemon.json("list", "cm_id"), program, rng, self.options.limit)
+            else:
+                pair = pairs.Pair(lambda argv, limit: daemon.program(*argv, limit=limit), program,
+                                  rng, self.options.limit)
             try:
                 ended = pair.wait()
                 problems = pair.problems() if ended else [
@@ -128,9 +147,10 @@ class Soak:
     def run(self):
         with Daemon(2) as daemon:
             # Pools and caches that grow once are not leaks: the first round fills them.
-            for program in (pairs.PINGPONG, "ib_write_bw"):
+            for program in sorted({name for name, _ in self.work}) if self.options.apps else (
+                    pairs.PINGPONG, "ib_write_bw"):
                 self.run_pair(daemon, program, -1)
-            self.times = {program: [] for program in pairs.PROGRAMS}
+            self.times = self.no_times()
             engine = daemon.engine()
             before = {pid: (observe.descriptors(pid), observe.memory_kib(pid))
                       for pid in daemon.pids()}
@@ -167,13 +187,15 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--perftest", type=int)
+    parser.add_argument("--apps", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60.0)
-    parser.add_argument("--only", action="append", choices=pairs.PROGRAMS)
+    parser.add_argument("--only", action="append", choices=pairs.PROGRAMS + applications.PROGRAMS)
     options = parser.parse_args()
     if options.perftest is None:
         options.perftest = options.rounds // 5
+    options.apps = options.apps or any(name in applications.PROGRAMS for name in options.only or ())
     return Soak(options).run()
 
 

@@ -319,6 +319,7 @@ class Conversation {
           request.recv_cq = abi::kNoHandle;
           if ((kind & 8) != 0) request.xrcd = handle(abi::kCmdOpenXrcd);
         }
+        if ((kind & 7) == 5) request.type = (kind & 8) != 0 ? 3 : 4;  // UC, UD
         return BytesOf(request);
       }
       case abi::kCmdModifyQp: {
@@ -449,6 +450,24 @@ class Conversation {
         request.count = request.period_us = input_.U8();
         return BytesOf(request);
       }
+      case abi::kCmdAttachMcast:
+      case abi::kCmdDetachMcast: {
+        abi::McastRequest request{};
+        request.header = {op, sizeof request, 18};
+        request.handle = handle(abi::kCmdCreateQp);
+        // ::ffff:239.1.1.N and ff0e::N: groups that exist on RoCEv2.
+        const uint8_t bits = input_.U8();
+        if ((bits & 1) != 0) {
+          request.gid[10] = request.gid[11] = 0xff;
+          request.gid[12] = 239;
+          request.gid[13] = request.gid[14] = 1;
+        } else {
+          request.gid[0] = 0xff;
+          request.gid[1] = 0x0e;
+        }
+        request.gid[15] = bits >> 1 & 3;
+        return BytesOf(request);
+      }
       case abi::kCmdDestroyAh:
         return simple(handle(abi::kCmdCreateAh));
       case abi::kCmdQueryPort:
@@ -467,7 +486,8 @@ class Conversation {
         abi::kCmdAllocNullMr, abi::kCmdQueryMr,        abi::kCmdAllocMw,
         abi::kCmdDeallocMw,   abi::kCmdAllocDm,        abi::kCmdFreeDm,
         abi::kCmdImportPd,    abi::kCmdImportMr,       abi::kCmdImportDm,
-        abi::kCmdResizeCq,    abi::kCmdFinishCqResize, abi::kCmdModifyCq};
+        abi::kCmdResizeCq,    abi::kCmdFinishCqResize, abi::kCmdModifyCq,
+        abi::kCmdAttachMcast, abi::kCmdDetachMcast};
     const uint32_t number = bits % (abi::kCmdGetSegment + 2 + std::size(kOthers));
     const uint16_t op = number < abi::kCmdGetSegment + 2
                             ? static_cast<uint16_t>(number)
@@ -510,11 +530,20 @@ class Conversation {
         R"({"op":"fault_add","rule":)",
         R"({"op":"list","what":)",
         "",
+        R"({"op":"list","what":"srq"})",
+        R"({"op":"list","what":"cm_id"})",
+        R"({"op":"trace"})",
+        R"({"op":"trace","qpn":17,"after_ns":1,"limit":5})",
+        R"({"op":"trace","limit":)",
+        R"({"op":"fault_add","rule":"set bth.psn=+1 prob=0.5 seed=3"})",
+        R"({"op":"fault_add","rule":"rate mbps=1"})",
+        R"({"op":"counters"})",
     };
     const uint8_t bits = input_.U8();
-    std::string text(kRequests[bits & 15]);
+    const uint32_t number = input_.Below(std::size(kRequests));
+    std::string text(kRequests[number]);
     // Stopping the server costs as much as a thousand requests.
-    if ((bits & 15) == 12 && input_.Below(64) != 63) return;
+    if (text.find("shutdown") != std::string::npos && input_.Below(64) != 63) return;
     if ((bits & 0x40) != 0 || text.empty() || text.back() == ':') {
       const auto more = input_.Bytes(input_.Below(64));
       text.append(reinterpret_cast<const char*>(more.data()), more.size());

@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 PACKAGES = ["busybox-static", "ibverbs-utils", "rdmacm-utils", "perftest", "iproute2",
             "ibverbs-providers", "libstdc++6"]
-PROGRAMS = ["ibv_devinfo", "ibv_rc_pingpong", "ib_send_bw", "ib_send_lat", "ib_write_bw",
+PROGRAMS = ["ibv_devinfo", "ibv_rc_pingpong", "rping", "ucmatose", "udaddy", "mckey", "ib_send_bw", "ib_send_lat", "ib_write_bw",
             "ib_write_lat", "ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat", "ip",
             "rdma"]
 PROVIDER = "librxe-rdmav34.so"

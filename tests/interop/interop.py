@@ -18,6 +18,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "apps/lib")]
+import cm_cases
 import guest_image
 from lab import GUEST_SIDE, VERBENA_SIDE, Lab
 from namespaces import wait_listening
@@ -329,6 +330,8 @@ def run(a, kernel, elf, image, results):
                 results.append(row)
                 for direction in ("v>r", "r>v"):
                     record(row, direction, *runner.run_stock(command, direction, gid))
+        for row in cm_cases.run_all(lab, a.only, runner.vectors, record):
+            results.append(row)
         drops = {name: count for name, count in lab.daemon.drops().items() if count}
         wire = {name: count for name, count in lab.daemon.wire().items() if count}
         print(f"drops of verbena0: {json.dumps(drops)}\nwire: {json.dumps(wire)}")

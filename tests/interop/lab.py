@@ -18,6 +18,9 @@ VERBENA_IP, GUEST_IP = "192.168.77.1", "192.168.77.2"
 VERBENA_IP6, GUEST_IP6 = "fd00:77::1", "fd00:77::2"
 VERBENA_SIDE, GUEST_SIDE = "10.99.0.1", "10.99.0.2"
 MTU = 4200
+# On a busy machine: how the guest yields to others, and how much longer everything may take.
+NICE = os.environ.get("VERBENA_GUEST_NICE", "0")
+PATIENCE = float(os.environ.get("VERBENA_GUEST_PATIENCE", "1"))
 
 
 class Guest:
@@ -28,7 +31,7 @@ class Guest:
         self._console = os.path.join(folder, "console")
         control = os.path.join(folder, "control")
         command = [
-            "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display",
+            "nice", "-n", NICE, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display",
             "none", "-M", "q35",
             *(word for name in accelerator.split(":") for word in ("-accel", name)), "-cpu", "max", "-smp", "1", "-m", "640",
             "-kernel", elf, "-initrd", image, "-append",
@@ -56,7 +59,8 @@ class Guest:
             threading.Thread(target=self._read, daemon=True).start()
             with self._changed:
                 # A kernel that gives up ends QEMU.
-                self._changed.wait_for(lambda: self._ready or self._process.poll() is not None, 180)
+                self._changed.wait_for(lambda: self._ready or self._process.poll() is not None,
+                                       180 * PATIENCE)
                 if not self._ready:
                     raise RuntimeError("the guest does not come up:\n" + self.console())
         except BaseException:
@@ -111,7 +115,7 @@ class Guest:
     def wait(self, name, limit=60.0):
         """(status, output); status None: not done in time."""
         with self._changed:
-            done = self._changed.wait_for(lambda: name in self._done, limit)
+            done = self._changed.wait_for(lambda: name in self._done, limit * PATIENCE)
         path = os.path.join(self.folder, name + ".out")
         text = ""
         if os.path.exists(path):

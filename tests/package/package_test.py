@@ -105,7 +105,9 @@ class Packages(unittest.TestCase):
                     for place in places + [b"/execroot/"]:
                         self.assertNotIn(place, content, name)
         for path in glob.glob(self.installed + "/bin/*") + glob.glob(
-                self.installed + "/lib/verbena/*"):
+                self.installed + "/lib/verbena/**", recursive=True):
+            if os.path.isdir(path):
+                continue
             dynamic = subprocess.run(["readelf", "-d", path], check=True, timeout=30, text=True,
                                      stdout=subprocess.PIPE).stdout
             self.assertNotRegex(dynamic, r"R(UN)?PATH")
@@ -177,7 +179,7 @@ class Packages(unittest.TestCase):
         # DPDK opens its mempool driver by name: no linker knows.
         self.assertLessEqual({"libc6", "libibverbs1", "librte-eal23", "librte-mempool-ring23"},
                              depends)
-        for library in ("verbenad", "verbena"):
+        for library in ("verbenad", "verbena", "verbena-lab"):
             needed = subprocess.run(["ldd", f"{self.root}/usr/bin/{library}"], check=True,
                                     timeout=30, text=True, stdout=subprocess.PIPE).stdout
             self.assertNotIn("not found", needed)
@@ -192,7 +194,8 @@ class Packages(unittest.TestCase):
                      "usr/share/man/man8/verbenad.8.gz", "usr/share/doc/verbena/copyright",
                      "lib/systemd/system/verbena.service", "lib/systemd/user/verbena.service",
                      "usr/lib/verbena/libverbena-rdmav34.so",
-                     "usr/lib/verbena/libverbena-preload.so"):
+                     "usr/lib/verbena/libverbena-preload.so", "usr/bin/verbena-lab",
+                     "usr/lib/verbena/labs/send_recv"):
             self.assertTrue(os.path.isfile(os.path.join(self.root, name)), name)
         for script in ("postinst", "prerm", "postrm"):
             subprocess.run(["sh", "-n", f"{control}/{script}"], check=True, timeout=30)

@@ -39,6 +39,7 @@ TransportHeaders HeadersFor(const TxPacket& packet, uint32_t dest_qpn) {
   if (traits.has_imm()) {
     headers.imm = {transport::LoadBe32(reinterpret_cast<const std::byte*>(&packet.imm_or_inv))};
   }
+  if (traits.has_feth()) headers.feth = {packet.imm_or_inv};
   if (traits.has_ieth()) headers.ieth = {transport::Rkey(packet.imm_or_inv)};
   return headers;
 }

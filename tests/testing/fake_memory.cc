@@ -25,6 +25,8 @@ uint32_t RightFor(MemoryAccess access) {
       return transport::kAccessRemoteWrite;
     case MemoryAccess::kRemoteAtomic:
       return transport::kAccessRemoteAtomic;
+    case MemoryAccess::kRemoteFlush:
+      return transport::kAccessFlushGlobal;
   }
   return ~0u;
 }
@@ -77,6 +79,12 @@ MemoryStatus FakeMemory::Check(uint32_t key, uint64_t address, uint64_t length,
     return MemoryStatus::kOutOfBounds;
   }
   return MemoryStatus::kOk;
+}
+
+MemoryStatus FakeMemory::CheckKey(uint32_t key, MemoryAccess access) {
+  const auto found = regions_.find(key);
+  return found == regions_.end() ? MemoryStatus::kBadKey
+                                 : Check(key, found->second.address, 0, access);
 }
 
 MemoryStatus FakeMemory::Fetch(std::span<const MemorySegment> segments, MemoryAccess access,

@@ -65,6 +65,7 @@ class FakeMemory : public transport::MemoryPort {
   uint64_t checks() const { return checks_; }
 
   // MemoryPort.
+  transport::MemoryStatus CheckKey(uint32_t key, transport::MemoryAccess access) override;
   transport::MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length,
                                 transport::MemoryAccess access) override;
   transport::MemoryStatus Place(const transport::MemorySegment& to,

@@ -45,6 +45,7 @@ TransportHeaders HeadersFor(const TxPacket& packet) {
   if (traits.has_aeth()) headers.aeth = {packet.syndrome, packet.msn};
   if (traits.has_atomic_ack_eth()) headers.atomic_ack_eth = {packet.original};
   if (traits.has_imm()) headers.imm = {FromWire(packet.imm_or_inv)};
+  if (traits.has_feth()) headers.feth = {packet.imm_or_inv};
   if (traits.has_ieth()) headers.ieth = {transport::Rkey(packet.imm_or_inv)};
   return headers;
 }

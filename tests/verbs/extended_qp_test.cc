@@ -106,6 +106,34 @@ TEST_F(ExtendedQp, EveryOperationOfAReliableConnection) {
   EXPECT_EQ(last.imm_data, htonl(8));
 }
 
+TEST_F(ExtendedQp, AnAtomicWriteWritesEightBytes) {
+  constexpr uint64_t kWithAtomicWrite = 1u << 12;  // of rdma-core 44
+  RcEnd a(EndOptions{.send_ops = kWithAtomicWrite | IBV_QP_EX_WITH_SEND}), b;
+  ConnectPair(a, b);
+  Memory remote(b.pd(), 64);
+  ibv_qp_ex* ex = ibv_qp_to_qp_ex(a.qp());
+  ASSERT_NE(ex, nullptr);
+  const uint64_t value = 0x1122334455667788;
+  for (size_t i = 0; i < 40; ++i) {
+    const uint64_t word = value + i;
+    ibv_wr_start(ex);
+    ex->wr_id = i;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_atomic_write(ex, remote.rkey(), remote.address(8), &word);
+    ASSERT_EQ(ibv_wr_complete(ex), 0);
+    const ibv_wc wc = PollOne(a.send_cq());
+    ASSERT_EQ(wc.status, IBV_WC_SUCCESS) << Describe(wc);
+    EXPECT_EQ(static_cast<int>(wc.opcode), 9);  // IBV_WC_ATOMIC_WRITE
+    uint64_t seen = 0;
+    memcpy(&seen, remote.data() + 8, 8);
+    ASSERT_EQ(seen, word);
+  }
+  ibv_wr_start(ex);
+  ibv_wr_atomic_write(ex, remote.rkey(), remote.address(12), &value);
+  ASSERT_EQ(ibv_wr_complete(ex), 0);
+  EXPECT_EQ(PollOne(a.send_cq()).status, IBV_WC_REM_INV_REQ_ERR);
+}
+
 TEST_F(ExtendedQp, WhatIsAbortedIsNeverSeen) {
   ibv_wr_start(ex_);
   for (uint64_t i = 0; i < 5; ++i) {

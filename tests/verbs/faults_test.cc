@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
@@ -110,6 +111,31 @@ TEST_F(FaultyWire, ARateIsALowerBoundOfTheTime) {
   const auto took = std::chrono::steady_clock::now() - start;
   // Ethernet, IP, UDP, BTH, RETH, payload, ICRC; each waits for the one before.
   EXPECT_GE(took, std::chrono::microseconds(20 * (14 + 20 + 8 + 12 + 16 + kBytes + 4)));
+}
+
+TEST_F(FaultyWire, AHeldPacketGoesOnWithAStep) {
+  PathOptions path;
+  path.timeout = 0;  // The requester waits for ever.
+  RcEnd a, b(EndOptions{.device = "verbena1"});
+  ConnectPair(a, b, path);
+  Add("hold opcode=write");
+  for (uint64_t wr = 1; wr <= 3; ++wr) {
+    ASSERT_EQ(a.PostSend(RdmaWr(wr, IBV_WR_RDMA_WRITE, target_.address(), target_.rkey()),
+                         {source_.sge(0, kBytes)}),
+              0);
+  }
+  while (FaultHits().at(0) < 3) std::this_thread::yield();
+  EXPECT_THAT(VerbenaHere({"fault", "held"}).output,
+              ::testing::ContainsRegex("verbena0 tx .*RC_RDMA_WRITE_ONLY"));
+  ibv_wc wc;
+  EXPECT_EQ(ibv_poll_cq(a.send_cq(), 1, &wc), 0);
+  EXPECT_EQ(VerbenaHere({"fault", "step"}).output, "released 1 packet\n");
+  EXPECT_EQ(PollOne(a.send_cq()).wr_id, 1u);
+  EXPECT_EQ(ibv_poll_cq(a.send_cq(), 1, &wc), 0);
+  EXPECT_EQ(VerbenaHere({"fault", "release"}).output, "released 2 packets\n");
+  EXPECT_EQ(PollOne(a.send_cq()).wr_id, 2u);
+  EXPECT_EQ(PollOne(a.send_cq()).wr_id, 3u);
+  EXPECT_EQ(target_.data()[kBytes - 1], 0x5a);
 }
 
 // --- verbena explain names what was done ---

@@ -34,7 +34,11 @@ PARTS = {  # file -> (folder of the build, folder of the installation)
     "libverbena-rdmav34.so": ("provider", "lib/verbena"),
     "libverbena-preload.so": ("provider", "lib/verbena"),
     "verbena-probe": ("tests/scenarios", "lib/verbena"),
+    "verbena-lab": ("tools", "bin"),
 }
+# The transfers of the lab page.
+EXAMPLES = ("atomic_lock", "beside_tcp", "events", "kv_store", "rdma_read", "rdma_write", "send_recv")
+PARTS.update({name: ("docs/labs/examples", "lib/verbena/labs") for name in EXAMPLES})
 DOCUMENTS = ("README.md", "docs/CONTROL.md", "docs/DEVIATIONS.md", "docs/FAULTS.md", "docs/PRM.md",
              "docs/SCENARIOS.md")
 # DPDK opens its drivers by name; no linker sees that these are needed.

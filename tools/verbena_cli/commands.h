@@ -35,6 +35,10 @@ struct UpOptions {
 };
 int Up(const UpOptions& options);
 int Down(const InstanceOptions& options);
+// The daemon that runs, or one of `nics` NICs that is started (then *started). Empty = it is at
+// *socket, else a sentence.
+std::string EnsureDaemon(const InstanceOptions& options, int nics, std::string* socket,
+                         bool* started);
 
 struct RunOptions {
   InstanceOptions instance;
@@ -79,6 +83,10 @@ int Capture(const CaptureOptions& options);
 // fault_commands.cc
 int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rule);
 int FaultList(const InstanceOptions& options, bool json);
+// Lets `count` (none: all) of the packets go that rules `hold` (rule `id`) have.
+int FaultRelease(const InstanceOptions& options, std::optional<int64_t> count,
+                 std::optional<int64_t> id);
+int FaultHeld(const InstanceOptions& options, bool json);
 int FaultClear(const InstanceOptions& options, std::optional<int64_t> id);
 
 // trace_command.cc
@@ -117,6 +125,10 @@ int ScenarioList(bool json);
 
 // doctor_command.cc
 int Doctor(const InstanceOptions& options, bool json);
+
+// lab_command.cc
+// Becomes verbena-lab with these arguments; returns only when it cannot be started.
+int RunLabProgram(std::vector<std::string> words);
 
 // decode_command.cc
 struct DecodeOptions {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fault add, list, clear. The daemon knows the grammar of rules and names what is wrong in one.
+// fault add, list, clear, held, step, release. The daemon knows the grammar of rules and names what
+// is wrong in one.
 #include <fmt/format.h>
 
 #include "tools/verbena_cli/commands.h"
@@ -29,6 +30,40 @@ int FaultList(const InstanceOptions& options, bool json) {
   for (const Json& rule : rules) {
     table.AddRow(
         {TextField(rule, "id", "?"), TextField(rule, "hits", "?"), TextField(rule, "rule", "?")});
+  }
+  Print(stdout, "{}", table.Text());
+  return 0;
+}
+
+int FaultRelease(const InstanceOptions& options, std::optional<int64_t> count,
+                 std::optional<int64_t> id) {
+  Json request = {{"op", count ? "fault_step" : "fault_release"}};
+  if (count) request["count"] = *count;
+  if (id) request["id"] = *id;
+  const Reply reply = Ask(options, request);
+  if (!reply.ok()) return 1;
+  const int64_t released = IntegerField(reply.json, "released");
+  Print(stdout, "released {} packet{}\n", released, released == 1 ? "" : "s");
+  return 0;
+}
+
+int FaultHeld(const InstanceOptions& options, bool json) {
+  const Reply reply = Ask(options, {{"op", "fault_held"}});
+  if (!reply.ok()) return 1;
+  const Json& packets = ArrayField(reply.json, "packets");
+  if (json) {
+    Print(stdout, "{}\n", Dump(packets, 2));
+    return 0;
+  }
+  Table table;
+  table.AddRow({"RULE", "AT", "FROM QP", "TO QP", "PACKET", "PSN", "BYTES"});
+  for (const Json& packet : packets) {
+    table.AddRow(
+        {TextField(packet, "rule", "?"),
+         fmt::format("{} {}", TextField(packet, "device", "?"), TextField(packet, "side", "?")),
+         TextField(packet, "source_qpn", "?"), TextField(packet, "dest_qpn", "?"),
+         TextField(packet, "opcode", "?"), TextField(packet, "psn", "?"),
+         TextField(packet, "bytes", "?")});
   }
   Print(stdout, "{}", table.Text());
   return 0;

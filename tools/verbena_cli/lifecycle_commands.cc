@@ -201,6 +201,30 @@ int Down(const InstanceOptions& options) {
   return 0;
 }
 
+std::string EnsureDaemon(const InstanceOptions& options, int nics, std::string* socket,
+                         bool* started) {
+  *started = false;
+  const Instance instance = Resolve(options);
+  if (!instance.error.empty()) return instance.error;
+  std::string why;
+  *socket = FindRunning(instance, &why);
+  if (!why.empty()) return why;
+  const Life life = socket->empty() ? Life::kNone : Probe(*socket);
+  if (life == Life::kSilent) return Silent(*socket);
+  if (life == Life::kAnswers) return {};
+  const Instance own = ResolveOwn(options, /*include_environment=*/false);
+  if (!own.error.empty()) return own.error;
+  *socket = own.candidates.front();
+  DaemonOptions daemon;
+  daemon.name = own.name;
+  daemon.nics = nics;
+  daemon.system = options.system;
+  bool already = false;
+  std::string problem = StartOrFind(FindParts(), daemon, *socket, &already);
+  *started = problem.empty() && !already;
+  return problem;
+}
+
 int Run(const RunOptions& options) {
   if (options.command.empty()) {
     return Fail("which command? Example: verbena run -- ibv_devinfo", kExitRunFailed);

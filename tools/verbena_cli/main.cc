@@ -13,6 +13,7 @@
 
 #include "nic_sim/runtime/self_clean.h"
 #include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/lab_options.h"
 #include "tools/verbena_cli/text_output.h"
 
 namespace verbena::tools {
@@ -68,6 +69,7 @@ struct Arguments {
   CaptureOptions capture;
   std::vector<std::string> rule;
   int64_t rule_id = 0;
+  int64_t held_count = 1;
   DecodeOptions decode;
   TraceOptions trace;
   std::string explained;  // a QPN, or "last"
@@ -76,6 +78,8 @@ struct Arguments {
   std::string perfetto;
   CountersOptions counters;
   std::string listen_on;
+  LabOptions lab;
+  ReportOptions report;
 };
 
 // Decimal, or hexadecimal with 0x.
@@ -285,6 +289,20 @@ void AddFault(CLI::App* app, Arguments* a) {
   CLI::App* clear =
       AddInstance(AddCommand(fault, "clear", "Remove one rule, or all", ""), &a->instance);
   clear->add_option("id", a->rule_id, "The rule's id; none = all rules");
+  AddJson(AddInstance(AddCommand(fault, "held", "List the packets that rules `hold` have", ""),
+                      &a->instance),
+          &a->json);
+  CLI::App* step = AddInstance(
+      AddCommand(fault, "step", "Let the packets go that rules `hold` have had longest", ""),
+      &a->instance);
+  step->add_option("count", a->held_count, "How many (default 1)")
+      ->check(CLI::Range(int64_t{1}, int64_t{UINT32_MAX}));
+  step->add_option("--rule", a->rule_id, "Only those of the rule with this id");
+  CLI::App* release =
+      AddInstance(AddCommand(fault, "release", "Let all packets go that rules `hold` have",
+                             "The rules go on holding what comes then."),
+                  &a->instance);
+  release->add_option("--rule", a->rule_id, "Only those of the rule with this id");
 }
 
 void AddTrace(CLI::App* app, Arguments* a) {
@@ -414,6 +432,14 @@ int Dispatch(const CLI::App& app, Arguments* a) {
   const CLI::App& fault = *app.get_subcommand("fault");
   if (fault.got_subcommand("add")) return FaultAdd(a->instance, a->rule);
   if (fault.got_subcommand("list")) return FaultList(a->instance, a->json);
+  if (fault.got_subcommand("held")) return FaultHeld(a->instance, a->json);
+  for (const char* name : {"step", "release"}) {
+    if (!fault.got_subcommand(name)) continue;
+    std::optional<int64_t> count, id;
+    if (std::string_view(name) == "step") count = a->held_count;
+    if (fault.get_subcommand(name)->count("--rule") > 0) id = a->rule_id;
+    return FaultRelease(a->instance, count, id);
+  }
   const bool one = fault.get_subcommand("clear")->count("id") > 0;
   return FaultClear(a->instance, one ? std::optional<int64_t>(a->rule_id) : std::nullopt);
 }
@@ -446,11 +472,13 @@ int Main(int argc, char** argv) {
   AddFault(&app, &arguments);
   AddTrace(&app, &arguments);
   AddScenario(&app, &arguments);
+  AddLabCommands(&app, &arguments.lab, &arguments.report);
 
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty()) words.emplace_back("--help");
   if (words.front() == "--version") words.front() = "version";
   const bool is_run = words.front() == "run";
+  const std::vector<std::string> said = words;
   arguments.run.command = CutCommand(&words);
   std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
   try {
@@ -460,6 +488,8 @@ int Main(int argc, char** argv) {
     if (status == 0) return 0;  // --help
     return is_run ? kExitRunFailed : kUsageError;
   }
+  // Understood here, for usage errors and help; done there.
+  if (app.got_subcommand("lab") || app.got_subcommand("report")) return RunLabProgram(said);
   return Dispatch(app, &arguments);
 }
 

@@ -173,6 +173,13 @@ void RcRequester::HandleReadResponse(const PacketView& packet, uint64_t seq, Tim
   }
   Wr& wr = At(una_wr_);
   if (wr.error != WcStatus::kSuccess) return;
+  if ((wr.is_atomic_write() || wr.is_flush()) && packet.opcode() == Opcode::kRcReadResponseOnly &&
+      packet.payload_bytes() == 0 && packet.aeth().is_ack()) {
+    ++una_seq_;
+    FinishReadOrAtomic(wr);
+    OnProgress(now);
+    return;
+  }
   if (!wr.is_read() || !IsReadResponseAsDue(packet, wr, seq)) {
     Fail(una_wr_, WcStatus::kBadRespErr, static_cast<uint32_t>(packet.opcode()));
     return;

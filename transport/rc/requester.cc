@@ -59,6 +59,12 @@ WcStatus Validate(const SendRequest& request, const RcRequester::Capacity& capac
     case WrOpcode::kCompareSwap:
     case WrOpcode::kFetchAdd:
       return length < kAtomicBytes ? WcStatus::kLocLenErr : WcStatus::kSuccess;
+    case WrOpcode::kAtomicWrite:
+      if (!request.inline_data.empty()) return WcStatus::kLocQpOpErr;
+      return request.sges.empty() || length == kAtomicBytes ? WcStatus::kSuccess
+                                                            : WcStatus::kLocLenErr;
+    case WrOpcode::kFlush:
+      return request.compare_add <= kMaxMessageBytes ? WcStatus::kSuccess : WcStatus::kLocLenErr;
     case WrOpcode::kRdmaWrite:
     case WrOpcode::kRdmaWriteImm:
     case WrOpcode::kSend:
@@ -157,7 +163,8 @@ void RcRequester::Post(const SendRequest& request, Time /*now*/) {
     return;
   }
 
-  wr.length = static_cast<uint32_t>(wr.is_atomic() ? kAtomicBytes : length);
+  const bool is_word = wr.is_atomic() || wr.is_atomic_write();
+  wr.length = static_cast<uint32_t>(is_word ? kAtomicBytes : wr.is_flush() ? 0 : length);
   wr.psn_count = wr.length == 0 ? 1 : ((wr.length - 1) >> mtu_shift_) + 1;
   if (wr.is_inline) {
     std::memcpy(InlineOf(tail_), request.inline_data.data(), request.inline_data.size());
@@ -198,7 +205,7 @@ bool RcRequester::BeginReadOrAtomic(const Wr& wr) {
     error = WcStatus::kLocQpOpErr;
   } else if (rd_outstanding_ >= max_rd_atomic_) {
     return false;
-  } else if (!IsWritable({SgesOf(send_wr_), wr.sge_count})) {
+  } else if (!wr.is_atomic_write() && !IsWritable({SgesOf(send_wr_), wr.sge_count})) {
     error = WcStatus::kLocProtErr;
   }
   if (error == WcStatus::kSuccess) return true;
@@ -298,6 +305,25 @@ void RcRequester::EmitReadOrAtomic(Wr& wr, TxPacket* packet) {
     packet->opcode = Opcode::kRcReadRequest;
     packet->remote_address += offset;
     packet->dma_length = wr.length - offset;
+    return;
+  }
+  if (wr.is_atomic_write()) {
+    packet->opcode = Opcode::kRcAtomicWrite;
+    packet->dma_length = kAtomicBytes;
+    packet->payload_bytes = kAtomicBytes;
+    packet->payload_access = MemoryAccess::kLocalRead;
+    if (wr.sge_count == 0) {
+      packet->inline_payload = reinterpret_cast<const std::byte*>(&wr.compare_add);
+    } else {
+      tx_sge_ = tx_sge_used_ = 0;
+      FillSegments(kAtomicBytes, packet);
+    }
+    return;
+  }
+  if (wr.is_flush()) {
+    packet->opcode = Opcode::kRcFlush;
+    packet->dma_length = static_cast<uint32_t>(wr.compare_add);
+    packet->imm_or_inv = wr.imm_or_inv;
     return;
   }
   const bool swap = wr.opcode == WrOpcode::kCompareSwap;

@@ -41,7 +41,13 @@ struct RcRequester::Wr {
   }
   // Carried out here, without a packet.
   bool is_local() const { return opcode == WrOpcode::kLocalInv || opcode == WrOpcode::kBindMw; }
-  bool is_read_or_atomic() const { return is_read() || is_atomic(); }
+  // Answered by a READ response without payload.
+  bool is_flush() const { return opcode == WrOpcode::kFlush; }
+  bool is_atomic_write() const { return opcode == WrOpcode::kAtomicWrite; }
+  // What a response of its own answers.
+  bool is_read_or_atomic() const {
+    return is_read() || is_atomic() || is_flush() || is_atomic_write();
+  }
   uint64_t end_seq() const { return first_seq + psn_count; }
 };
 

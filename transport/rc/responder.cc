@@ -18,6 +18,11 @@ constexpr uint32_t ReadPackets(uint32_t bytes, uint32_t mtu) {
   return bytes == 0 ? 1 : (bytes - 1) / mtu + 1;
 }
 
+// READs, atomics, FLUSHes and atomic writes; the others are acknowledged.
+constexpr bool IsAnsweredByResponse(const OpcodeTraits& traits) {
+  return !traits.carries_payload || traits.kind == OperationKind::kAtomicWrite;
+}
+
 constexpr uint32_t ToWire(uint32_t host) {
   return std::endian::native == std::endian::little ? __builtin_bswap32(host) : host;
 }
@@ -88,7 +93,7 @@ void RcResponder::HandleRequest(const PacketView& packet, Time /*now*/) {
     return;
   }
   // READs and atomics are answered by their response.
-  if (packet.bth().ack_req && traits.carries_payload) AddAck();
+  if (packet.bth().ack_req && !IsAnsweredByResponse(traits)) AddAck();
 }
 
 void RcResponder::HandleReservedOpcode(Psn psn, Time /*now*/) {
@@ -106,7 +111,11 @@ Verdict RcResponder::Check(const PacketView& packet) {
   if (verdict != Verdict::kNext) return verdict;
   verdict = CheckAccess(traits, access_flags_);
   if (verdict != Verdict::kNext) return verdict;
-  if (!traits.carries_payload) {
+  if (traits.kind == OperationKind::kFlush) {
+    verdict = CheckFlush(packet, access_flags_);
+    if (verdict != Verdict::kNext) return verdict;
+  }
+  if (IsAnsweredByResponse(traits)) {
     verdict = CheckReadAtomicLimit(responses_.outstanding_requests(), max_dest_rd_atomic_);
     if (verdict != Verdict::kNext) return verdict;
   }
@@ -160,6 +169,10 @@ Verdict RcResponder::Execute(const PacketView& packet) {
       return ExecuteWrite(packet);
     case OperationKind::kReadRequest:
       return ExecuteRead(packet);
+    case OperationKind::kAtomicWrite:
+      return ExecuteAtomicWrite(packet);
+    case OperationKind::kFlush:
+      return ExecuteFlush(packet);
     default:
       return ExecuteAtomic(packet);
   }
@@ -312,6 +325,51 @@ Verdict RcResponder::ExecuteAtomic(const PacketView& packet) {
   return Verdict::kNext;
 }
 
+// A response that carries nothing answers an atomic write or a FLUSH, as Linux
+// rxe has it.
+Response RcResponder::EmptyReadResponse(Psn psn) const {
+  Response response;
+  response.kind = Response::Kind::kRead;
+  response.psn = response.first_psn = psn;
+  response.end_psn = psn.Next();
+  response.msn = msn_;
+  response.ticket = last_ticket_;
+  return response;
+}
+
+// Eight aligned bytes that are never seen in part.
+Verdict RcResponder::ExecuteAtomicWrite(const PacketView& packet) {
+  const Reth reth = packet.reth();
+  Ticket ticket = 0;
+  const MemoryStatus status =
+      memory_.Place({reth.va, reth.dma_length, reth.rkey.value()}, packet.payload(),
+                    MemoryAccess::kRemoteWrite, true, &ticket);
+  if (status != MemoryStatus::kOk) return RemoteVerdict(status);
+  NotePlacement(expected_psn_, ticket);
+  RespondWithoutPayload();
+  return Verdict::kNext;
+}
+
+// What is committed is visible to all: the response waits for every placement
+// before it, whatever the range.
+Verdict RcResponder::ExecuteFlush(const PacketView& packet) {
+  const Reth reth = packet.reth();
+  const MemoryStatus status =
+      packet.feth().level() == Feth::kLevelRegion
+          ? memory_.CheckKey(reth.rkey.value(), MemoryAccess::kRemoteFlush)
+          : memory_.Check(reth.rkey.value(), reth.va, reth.dma_length, MemoryAccess::kRemoteFlush);
+  if (status != MemoryStatus::kOk) return RemoteVerdict(status);
+  RespondWithoutPayload();
+  return Verdict::kNext;
+}
+
+void RcResponder::RespondWithoutPayload() {
+  msn_ = msn_.Next();
+  responses_.Add(EmptyReadResponse(expected_psn_));
+  expected_psn_ = expected_psn_.Next();
+  ++counters_.rdma_recvs;
+}
+
 // A packet is missing: one NAK until it arrives.
 void RcResponder::HandleGap() {
   ++counters_.out_of_seq_request;
@@ -334,6 +392,11 @@ void RcResponder::HandleDuplicate(const PacketView& packet) {
     ReplayRead(packet);
   } else if (traits.is_atomic()) {
     ReplayAtomic(packet);
+  } else if (traits.kind == OperationKind::kAtomicWrite || traits.kind == OperationKind::kFlush) {
+    // Written before; what is there now may be newer. What is visible stays so.
+    Response response = EmptyReadResponse(packet.psn());
+    response.replay = response.restarted = true;
+    responses_.Replay(response);
   } else {
     ++counters_.dropped;
   }

@@ -130,6 +130,10 @@ class RcResponder {
   Verdict ExecuteWrite(const PacketView& packet);
   Verdict ExecuteRead(const PacketView& packet);
   Verdict ExecuteAtomic(const PacketView& packet);
+  Verdict ExecuteAtomicWrite(const PacketView& packet);
+  Verdict ExecuteFlush(const PacketView& packet);
+  void RespondWithoutPayload();
+  Response EmptyReadResponse(Psn psn) const;
   MemoryStatus PlaceIntoReceive(std::span<const std::byte> payload, bool last);
   void NotePlacement(Psn psn, Ticket ticket);
   void EndMessage(const PacketView& packet, WcOpcode opcode);

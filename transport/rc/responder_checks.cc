@@ -52,11 +52,26 @@ Verdict CheckLength(const PacketView& packet, const MessageState& message, uint3
     case OperationKind::kReadRequest:
       valid = packet.reth().dma_length <= kMaxDmaLength;
       break;
+    case OperationKind::kAtomicWrite:
+      valid = packet.payload_bytes() == kAtomicBytes && packet.reth().dma_length == kAtomicBytes &&
+              packet.reth().va % kAtomicBytes == 0;
+      break;
+    case OperationKind::kFlush:
+      break;
     default:
       valid = packet.atomic_eth().va % kAtomicBytes == 0;
       break;
   }
   return valid ? Verdict::kNext : Verdict::kInvalidRequest;
+}
+
+Verdict CheckFlush(const PacketView& packet, uint32_t access_flags) {
+  const Feth feth = packet.feth();
+  // Memory that survives a loss of power cannot be registered.
+  const bool valid = feth.type() == Feth::kGlobal &&
+                     (feth.level() == Feth::kLevelRange || feth.level() == Feth::kLevelRegion);
+  return valid && (access_flags & kAccessFlushGlobal) != 0 ? Verdict::kNext
+                                                           : Verdict::kInvalidRequest;
 }
 
 Verdict CheckRkey(const PacketView& packet, MemoryPort& memory) {

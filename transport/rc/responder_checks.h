@@ -62,6 +62,7 @@ inline Verdict CheckAccess(const OpcodeTraits& traits, uint32_t access_flags) {
     case OperationKind::kSend:
       return Verdict::kNext;
     case OperationKind::kWrite:
+    case OperationKind::kAtomicWrite:
       needed = kAccessRemoteWrite;
       break;
     case OperationKind::kReadRequest:
@@ -71,11 +72,16 @@ inline Verdict CheckAccess(const OpcodeTraits& traits, uint32_t access_flags) {
     case OperationKind::kFetchAdd:
       needed = kAccessRemoteAtomic;
       break;
+    case OperationKind::kFlush:
+      return Verdict::kNext;  // CheckFlush
     default:
-      return Verdict::kInvalidRequest;  // FLUSH, ATOMIC WRITE
+      return Verdict::kInvalidRequest;
   }
   return (access_flags & needed) != 0 ? Verdict::kNext : Verdict::kInvalidRequest;
 }
+
+// Type and level of a FLUSH, and whether the QP's access flags allow it.
+Verdict CheckFlush(const PacketView& packet, uint32_t access_flags);
 
 // `outstanding` READs and atomics have not been answered yet.
 inline Verdict CheckReadAtomicLimit(uint32_t outstanding, uint32_t max_dest_rd_atomic) {

@@ -34,10 +34,22 @@ struct Ieth {
   constexpr bool operator==(const Ieth&) const = default;
 };
 
+// How far what was written must have come (placement type, bits 0-3), and of
+// which memory (selectivity level, bits 4-5).
 struct Feth {
   static constexpr size_t kBytes = 4;
+  static constexpr uint32_t kGlobal = 1;       // visible to all
+  static constexpr uint32_t kPersistent = 2;   // survives a loss of power
+  static constexpr uint32_t kLevelRange = 0;   // the range of the RETH
+  static constexpr uint32_t kLevelRegion = 1;  // all of the region
 
   uint32_t value = 0;
+
+  static constexpr Feth Of(uint32_t type, uint32_t level) {
+    return Feth{(type & 0xf) | (level & 3) << 4};
+  }
+  constexpr uint32_t type() const { return value & 0xf; }
+  constexpr uint32_t level() const { return value >> 4 & 3; }
 
   static constexpr Feth Load(const std::byte* p) { return Feth{LoadBe32(p)}; }
   constexpr void Store(std::byte* p) const { StoreBe32(p, value); }

@@ -35,7 +35,9 @@ enum CmTestEvent : uint32_t {
   kRejected = 8,
   kEstablished = 9,
   kDisconnected = 10,
+  kDeviceRemoval = 11,
   kMulticastJoin = 12,
+  kAddrChange = 14,
   kTimewaitExit = 15,
 };
 

@@ -91,6 +91,16 @@ TEST_F(ControlRequests, CapturesAndTheEndAreLeftToTheConnection) {
   EXPECT_EQ(Ask(R"({"op":"shutdown"})").action, ControlAnswer::Action::kShutdown);
 }
 
+TEST_F(ControlRequests, AnnouncementsToConnectionsNameADeviceAndAnEvent) {
+  EXPECT_THAT(Error(R"({"op":"cm_announce","event":"addr_change"})"), HasSubstr("dev"));
+  EXPECT_THAT(Error(R"({"op":"cm_announce","dev":"mlx5_0","event":"addr_change"})"),
+              HasSubstr("mlx5_0"));
+  EXPECT_THAT(Error(R"({"op":"cm_announce","dev":"verbena0","event":"flood"})"),
+              HasSubstr("device_removal"));
+  EXPECT_THAT(Error(R"({"op":"cm_announce","dev":"verbena0","event":"device_removal"})"),
+              HasSubstr("connection manager"));  // this device has none
+}
+
 TEST_F(ControlRequests, WhateverIsSentGetsAnErrorSentence) {
   EXPECT_THAT(Error(""), HasSubstr("JSON"));
   EXPECT_THAT(Error("{\"op\":"), HasSubstr("JSON"));

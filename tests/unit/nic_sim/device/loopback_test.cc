@@ -105,6 +105,32 @@ TEST_P(ConnectedPair, SendFillsThePostedReceive) {
   EXPECT_EQ(from, to);
 }
 
+TEST_P(ConnectedPair, AFlushIsDoneWhenTheWritesBeforeItAreThere) {
+  std::vector<uint8_t> flushed(64);
+  const uint32_t key = b->RegMr(flushed.data(), flushed.size(), transport::kAccessFlushGlobal);
+  abi::SendWqe write = Wqe(WrOpcode::kRdmaWrite, 1);
+  write.flags = 0;
+  a->WriteSend(a_qp, write, {From(kBytes)});
+  abi::SendWqe flush = Wqe(WrOpcode::kFlush, 2);
+  flush.rkey = key;
+  flush.remote_address = reinterpret_cast<uint64_t>(flushed.data());
+  flush.atomic.compare_add = flushed.size();
+  flush.imm_or_inv = 1;  // global, of the range
+  a->WriteSend(a_qp, flush, {});
+  a->Ring(a_qp);
+  const auto cqe = a->Poll(a_cq);
+  ASSERT_TRUE(cqe.has_value());
+  EXPECT_EQ((*cqe)->wr_id, 2u);
+  EXPECT_EQ((*cqe)->status, 0u);
+  EXPECT_EQ((*cqe)->opcode, 8u);  // IBV_WC_FLUSH
+  EXPECT_EQ(from, to);
+  flush.rkey = to_key;  // without the right
+  flush.remote_address = reinterpret_cast<uint64_t>(to.data());
+  a->WriteSend(a_qp, flush, {});
+  a->Ring(a_qp);
+  ExpectCqe(*a, a_cq, 2, WcStatus::kRemAccessErr);
+}
+
 TEST_P(ConnectedPair, WriteLandsWithoutAReceive) {
   a->WriteSend(a_qp, Wqe(WrOpcode::kRdmaWrite, 1), {From(kBytes)});
   a->Ring(a_qp);

@@ -184,7 +184,7 @@ int RawClient::Connect(const Qp& qp, uint32_t peer_qpn, const transport::Gid& pe
   abi::QpAttr& attr = request.attr;
   const bool is_rc = qp.type == 2;
   attr.port_num = 1;
-  attr.access_flags = 15;
+  attr.access_flags = 15 | transport::kAccessFlushGlobal;
   attr.path_mtu = 3;
   attr.dest_qpn = peer_qpn;
   attr.max_dest_rd_atomic = attr.max_rd_atomic = 4;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tests/unit/nic_sim/fabric/fabric_fixture.h"
@@ -241,6 +242,53 @@ TEST_F(FaultActionTest, SourceAndDestinationQpnsMakeAPair) {
   Send({.source_qpn = 0x11, .dest_qpn = 0x23, .psn = 2});
   EXPECT_EQ(ReceivePsns(), (Psns{1, 2}));
   EXPECT_EQ(Hits(rule), 1u);
+}
+
+TEST_F(FaultActionTest, HeldPacketsWaitInOrderUntilTheyAreReleased) {
+  const uint32_t rule = AddRule("hold psn=1");
+  AddRule("hold psn=2");
+  SendPsns(0, 4);
+  SendPsns(1, 1);
+  AdvanceUs(3'600'000'000);
+  HandleTimeout();
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 3}));
+  EXPECT_EQ(fabric_->next_deadline(), transport::Time::Never());
+  const nlohmann::json held = fabric_->ListHeld();
+  ASSERT_EQ(held.size(), 3u);
+  EXPECT_EQ(held[0]["psn"], 1);
+  EXPECT_EQ(held[0]["device"], "verbena0");
+  EXPECT_EQ(held[0]["side"], "tx");
+  EXPECT_EQ(held[1]["psn"], 2);
+  EXPECT_EQ(held[2]["psn"], 1);
+
+  EXPECT_EQ(fabric_->ReleaseHeld(0, 1), 1u);  // The oldest of all rules,
+  HandleTimeout();
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{1}));
+  EXPECT_EQ(fabric_->ReleaseHeld(rule, 5), 1u);  // and of one.
+  HandleTimeout();
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{1}));
+  EXPECT_EQ(fabric_->ReleaseHeld(0, SIZE_MAX), 1u);
+  EXPECT_EQ(fabric_->ReleaseHeld(0, SIZE_MAX), 0u);
+  HandleTimeout();
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{2}));
+}
+
+TEST_F(FaultActionTest, ARuleThatGoesReleasesWhatItHolds) {
+  const uint32_t rule = AddRule("hold");
+  SendPsns(0, 3);
+  EXPECT_EQ(fabric_->ListRules()[0]["held"], 3);
+  EXPECT_EQ(fabric_->ClearRules(rule), 1u);
+  HandleTimeout();
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(fabric_->ListHeld().size(), 0u);
+}
+
+TEST_F(FaultActionTest, OfMoreThanTheQueueOfAHoldTheOldestGoesOn) {
+  AddRule("hold");
+  SendPsns(0, 1024);
+  EXPECT_EQ(ReceivePsns().size(), 0u);
+  SendPsns(1024, 2);
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 1}));
 }
 
 }  // namespace

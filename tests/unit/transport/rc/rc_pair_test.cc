@@ -136,6 +136,82 @@ TEST_P(RcSizesTest, ReadFetchesFromTheAddress) {
   EXPECT_EQ(pair->a.requester.next_psn(), Psn(0xfffffe) + packets);
 }
 
+// The value in the WR itself, or in a piece of memory that may be in parts.
+TEST_F(RcPairTest, AnAtomicWriteWritesEightBytes) {
+  const uint64_t value = 0x1122334455667788;
+  SendRequest request = Request(WrOpcode::kAtomicWrite, {});
+  request.compare_add = value;
+  request.remote_address = kRemote + 8;
+  Post(request);
+  Fill(pair->a, kLocalKey, 1);
+  const MemorySegment parts[] = {{kLocal + 3, 5, kLocalKey}, {kLocal + 100, 3, kLocalKey}};
+  request = Request(WrOpcode::kAtomicWrite, parts);
+  request.remote_address = kRemote + 24;
+  Post(request);
+  pair->Drive();
+  ASSERT_THAT(pair->a.send_completions, SizeIs(2));
+  for (const Completion& done : pair->a.send_completions) {
+    EXPECT_EQ(done.status, WcStatus::kSuccess);
+    EXPECT_EQ(done.opcode, WcOpcode::kAtomicWrite);
+  }
+  EXPECT_EQ(pair->b.memory.Word(kRemoteKey, kRemote + 8), value);
+  EXPECT_TRUE(Equal(pair->b.memory.At(kRemoteKey, kRemote + 24, 5),
+                    pair->a.memory.At(kLocalKey, kLocal + 3, 5)));
+  EXPECT_TRUE(Equal(pair->b.memory.At(kRemoteKey, kRemote + 29, 3),
+                    pair->a.memory.At(kLocalKey, kLocal + 100, 3)));
+  EXPECT_EQ(pair->b.memory.Word(kRemoteKey, kRemote), 0u);
+  EXPECT_EQ(pair->b.memory.Word(kRemoteKey, kRemote + 16), 0u);
+}
+
+TEST_F(RcPairTest, AnAtomicWriteOfAnotherLengthIsALocalError) {
+  for (const uint32_t length : {0u, 7u, 9u}) {
+    Reset({});
+    const MemorySegment sge{kLocal, length, kLocalKey};
+    Post(Request(WrOpcode::kAtomicWrite, {&sge, 1}));
+    pair->Drive();
+    ASSERT_THAT(pair->a.send_completions, SizeIs(1));
+    EXPECT_EQ(pair->a.send_completions[0].status, WcStatus::kLocLenErr);
+    EXPECT_FALSE(pair->b.in_error);
+  }
+}
+
+// Every packet is lost once: what is sent again is done once, in its order.
+TEST_F(RcPairTest, AtomicWritesAndFlushesSurviveLosses) {
+  RcOptions options;
+  options.access_flags |= kAccessFlushGlobal;
+  for (uint32_t lost = 0; lost < 16; ++lost) {
+    last_wr_id = 0;
+    Reset(options);
+    for (testing::RcSide* side : {&pair->a, &pair->b}) {
+      side->memory.AddRegion(0x303, 0, 64, kAccessFlushGlobal);
+    }
+    uint32_t seen = 0;
+    pair->lose = [&](const PacketView&) { return seen++ == lost; };
+    for (uint64_t i = 1; i <= 4; ++i) {
+      SendRequest request = Request(WrOpcode::kAtomicWrite, {});
+      request.compare_add = i;
+      Post(request);
+      request = Request(WrOpcode::kFlush, {});
+      request.rkey = 0x303;
+      request.remote_address = 0;
+      request.compare_add = 64;
+      request.imm_or_inv = Feth::Of(Feth::kGlobal, Feth::kLevelRange).value;
+      Post(request);
+    }
+    do {
+      pair->Drive();
+    } while (pair->a.send_completions.size() < 8 && pair->AdvanceToTimer());
+    ASSERT_THAT(pair->a.send_completions, SizeIs(8)) << "lost: packet " << lost;
+    for (size_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(pair->a.send_completions[i].wr_id, i + 1);
+      EXPECT_EQ(pair->a.send_completions[i].status, WcStatus::kSuccess);
+      EXPECT_EQ(pair->a.send_completions[i].opcode,
+                i % 2 == 0 ? WcOpcode::kAtomicWrite : WcOpcode::kFlush);
+    }
+    EXPECT_EQ(pair->b.memory.Word(kRemoteKey, kRemote), 4u);
+  }
+}
+
 TEST_P(RcSizesTest, WriteWithImmediateCompletesAReceiveWithoutTouchingIt) {
   const uint32_t size = GetParam();
   Fill(pair->a, kLocalKey, 4);

@@ -66,6 +66,7 @@ class RcResponderTest : public ::testing::Test {
     headers.atomic_eth = {address, Rkey(rkey), 5, 7};
     headers.ieth = {Rkey(rkey)};
     headers.imm = {0x01020304};
+    headers.feth = feth;
     const auto payload = testing::CountingBytes(bytes);
     side->Deliver(testing::BuildFrame(testing::Ipv4Address(), headers, payload), now);
   }
@@ -87,6 +88,7 @@ class RcResponderTest : public ::testing::Test {
   std::unique_ptr<RcSide> side;
   Psn psn;
   bool ack_request = true;
+  Feth feth = Feth::Of(Feth::kGlobal, Feth::kLevelRange);
   uint64_t last_receive = 0;
   const Time now = Time::FromNanoseconds(1000);
 };
@@ -168,7 +170,20 @@ const ViolationCase kViolations[] = {
      .packets = {{kRcFlush}},
      .syndrome = kInvalid,
      .event = kReqErr},
-    {.name = "atomic_write_is_not_supported",
+    {.name = "atomic_write_of_4_bytes",
+     .packets = {{kRcAtomicWrite, 4, 4}},
+     .syndrome = kInvalid,
+     .event = kReqErr},
+    {.name = "atomic_write_that_announces_more",
+     .packets = {{kRcAtomicWrite, 8, 16}},
+     .syndrome = kInvalid,
+     .event = kReqErr},
+    {.name = "atomic_write_misaligned",
+     .packets = {{kRcAtomicWrite, 8, 8, kKey, kBase + 4}},
+     .syndrome = kInvalid,
+     .event = kReqErr},
+    {.name = "atomic_write_without_the_right_of_the_qp",
+     .access_flags = kAccessRemoteRead | kAccessRemoteAtomic,
      .packets = {{kRcAtomicWrite, 8, 8}},
      .syndrome = kInvalid,
      .event = kReqErr},
@@ -615,6 +630,118 @@ TEST_F(RcResponderTest, DuplicateAtomicGivesTheStoredResult) {
   EXPECT_EQ(ViewOf(answers[0]).atomic_ack_eth().original, 100u);
   EXPECT_EQ(side->memory.Word(kKey, kBase), 105u);
   EXPECT_EQ(side->memory.atomics_executed(), 1u);
+}
+
+TEST_F(RcResponderTest, AnAtomicWriteIsAnsweredByAnEmptyReadResponseWhenItIsVisible) {
+  side->memory.set_deferred(true);
+  Send(kRcAtomicWrite, 8, 8, kKey, kBase + 16);
+  EXPECT_THAT(Answers(), IsEmpty());
+  side->CommitAll(now);
+  const auto answers = Answers();
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_THAT(ViewOf(answers[0]), testing::IsPacket(kRcReadResponseOnly, kFirst));
+  EXPECT_EQ(ViewOf(answers[0]).payload_bytes(), 0u);
+  EXPECT_TRUE(ViewOf(answers[0]).aeth().is_ack());
+  EXPECT_EQ(ViewOf(answers[0]).aeth().msn, Msn(1));
+}
+
+TEST_F(RcResponderTest, ADuplicateAtomicWriteIsAnsweredAndNotExecutedAgain) {
+  Send(kRcAtomicWrite, 8, 8);
+  side->CommitAll(now);
+  EXPECT_THAT(Answers(), SizeIs(1));
+  side->memory.SetWord(kKey, kBase, 1234);
+  SendAt(kFirst, kRcAtomicWrite, 8, 8);
+  side->CommitAll(now);
+  const auto answers = Answers();
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_THAT(ViewOf(answers[0]), testing::IsPacket(kRcReadResponseOnly, kFirst));
+  EXPECT_EQ(side->memory.Word(kKey, kBase), 1234u);
+}
+
+TEST_F(RcResponderTest, AFlushIsAnsweredWhenEverythingBeforeItIsVisible) {
+  RcOptions options;
+  options.access_flags = kAccessRemoteWrite | kAccessFlushGlobal;
+  Reset(options);
+  side->memory.AddRegion(kKey, kBase, kRegion, kAccessRemoteWrite | kAccessLocalWrite);
+  side->memory.AddRegion(0x500, 0, 64, kAccessFlushGlobal);
+  side->memory.set_deferred(true);
+  ack_request = false;
+  Send(kRcWriteOnly, 8, 8, kKey, kBase);
+  ack_request = true;
+  Send(kRcFlush, 0, 64, 0x500, 0);  // another region: what was written before still counts
+  EXPECT_THAT(Answers(), IsEmpty());
+  side->CommitAll(now);
+  const auto answers = Answers();
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_THAT(ViewOf(answers[0]), testing::IsPacket(kRcReadResponseOnly, kFirst + 1));
+  EXPECT_EQ(ViewOf(answers[0]).payload_bytes(), 0u);
+  EXPECT_TRUE(ViewOf(answers[0]).aeth().is_ack());
+  EXPECT_EQ(ViewOf(answers[0]).aeth().msn, Msn(2));
+  SendAt(kFirst + 1, kRcFlush, 0, 64, 0x500, 0);  // its answer was lost
+  const auto again = Answers();
+  ASSERT_THAT(again, SizeIs(1));
+  EXPECT_THAT(ViewOf(again[0]), testing::IsPacket(kRcReadResponseOnly, kFirst + 1));
+}
+
+// What a FLUSH must be to be carried out, and the NAK if it is not.
+struct FlushCase {
+  const char* name;
+  uint8_t syndrome;  // 0: it is carried out
+  uint32_t type = Feth::kGlobal;
+  uint32_t level = Feth::kLevelRange;
+  uint32_t qp_rights = kAccessFlushGlobal;
+  uint32_t region_rights = kAccessFlushGlobal;
+  uint64_t address = kBase;
+  uint32_t length = 64;
+  uint32_t key = 0x500;
+};
+void PrintTo(const FlushCase& c, std::ostream* out) { *out << c.name; }
+
+class RcFlushTest : public RcResponderTest, public ::testing::WithParamInterface<FlushCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, RcFlushTest,
+    ::testing::Values(
+        FlushCase{.name = "range", .syndrome = 0},
+        FlushCase{.name = "region_whatever_the_range",
+                  .syndrome = 0,
+                  .level = Feth::kLevelRegion,
+                  .address = 1,
+                  .length = 0},
+        FlushCase{.name = "no_type", .syndrome = kInvalid, .type = 0},
+        FlushCase{.name = "persistent", .syndrome = kInvalid, .type = Feth::kPersistent},
+        FlushCase{.name = "reserved_type", .syndrome = kInvalid, .type = 4},
+        FlushCase{.name = "reserved_level", .syndrome = kInvalid, .level = 2},
+        FlushCase{.name = "no_right_of_the_qp", .syndrome = kInvalid, .qp_rights = 15},
+        FlushCase{.name = "no_right_of_the_region", .syndrome = kAccess, .region_rights = 15},
+        FlushCase{.name = "no_right_of_the_region_as_a_whole",
+                  .syndrome = kAccess,
+                  .level = Feth::kLevelRegion,
+                  .region_rights = 15},
+        FlushCase{.name = "too_long", .syndrome = kAccess, .length = 65},
+        FlushCase{.name = "below", .syndrome = kAccess, .address = kBase - 1},
+        FlushCase{.name = "no_key", .syndrome = kAccess, .key = kNoKey},
+        FlushCase{
+            .name = "no_region", .syndrome = kAccess, .level = Feth::kLevelRegion, .key = kNoKey}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(RcFlushTest, IsCarriedOutOrRefused) {
+  const FlushCase& c = GetParam();
+  RcOptions options;
+  options.access_flags = c.qp_rights;
+  Reset(options);
+  side->memory.AddRegion(0x500, kBase, 64, c.region_rights);
+  feth = Feth::Of(c.type, c.level);
+  Send(kRcFlush, 0, c.length, c.key, c.address);
+  if (c.syndrome == 0) {
+    const auto answers = Answers();
+    ASSERT_THAT(answers, SizeIs(1));
+    EXPECT_THAT(ViewOf(answers[0]), testing::IsPacket(kRcReadResponseOnly, kFirst));
+    return;
+  }
+  EXPECT_EQ(OnlySyndrome(kFirst), c.syndrome);
+  side->Poll();
+  EXPECT_TRUE(side->in_error);
 }
 
 TEST_F(RcResponderTest, AtomicsOlderThanTheReplayQueueAreDropped) {
