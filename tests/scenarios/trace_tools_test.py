@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -78,12 +79,13 @@ def chrome_trace_problems(trace):
 
 class TraceTools(AppTestCase):
 
-    def probe(self, *arguments, rules=()):
+    def probe(self, *arguments, rules=(), keep_rules=False):
         for rule in rules:
             status, output = self.daemon.command("fault", "add", rule)
             self.assertEqual(status, 0, output)
         status, output = self.daemon.run(PROBE, *arguments)
-        self.daemon.command("fault", "clear")
+        if not keep_rules:
+            self.daemon.command("fault", "clear")
         return status, output, [int(qpn, 16) for qpn in re.findall(r"[AB] (0x[0-9a-f]+)", output)]
 
     def test_a_ladder_tells_the_life_of_a_work_request(self):
@@ -151,6 +153,135 @@ class TraceTools(AppTestCase):
         self.assertTrue(all(event["args"]["status"] == "SUCCESS" for event in requests))
         self.assertGreater(sum(event["ph"] == "f" for event in events), 60)
         self.assertTrue(any(event.get("cat") == "loss" for event in events))
+
+    def long_pair(self):
+        """ib_write_bw for a while: server, client, the client's QPN."""
+        port = verbena_testing.free_port()
+        common = ["ib_write_bw", "-F", "-x", 1, "-D", 8, "-s", 4096, "-p", port]
+        server, client = self.start_pair([*common, "-d", "verbena0"],
+                                         [*common, "-d", "verbena1", verbena_testing.ADDRESS], port)
+        self.addCleanup(server.close)
+        self.addCleanup(client.close)
+        self.assertTrue(client.wait_for("remote address"), client.describe())
+        return server, client, int(re.search(r"local address.*QPN (0x\w+)", client.output)[1], 16)
+
+    def test_counters_of_a_qp_and_of_time(self):
+        _, client, qpn = self.long_pair()
+        before = self.daemon.json("counters", "--qp", hex(qpn))
+        status, output = self.daemon.command("counters", "--watch", "--interval", "0.3", "--rounds",
+                                             "2", "--json")
+        self.assertEqual(status, 0, output)
+        lines = [json.loads(line) for line in output.splitlines()]
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertGreater(line["verbena1 port_xmit_packets"]["delta"], 0)
+            self.assertGreater(line["verbena0 port_rcv_data"]["delta"], 0)
+        after = self.daemon.json("counters", "--qp", hex(qpn))
+        self.assertGreater(after["rdma_sends"], before["rdma_sends"])
+        # The same numbers by iproute2, under the QP's own number.
+        status, output = self.daemon.run("rdma", "-j", "statistic", "qp", "show")
+        self.assertEqual(status, 0, output)
+        shown = {entry["cntn"]: entry for entry in json.loads(output)}
+        self.assertIn(qpn, shown, output)
+        self.assertEqual(shown[qpn]["ifname"], "verbena1")
+        self.assertEqual(shown[qpn]["lqpn"], [qpn])
+        self.assertGreaterEqual(shown[qpn]["rdma_sends"], after["rdma_sends"])
+        self.assertEqual(self.daemon.command("counters", "--qp", "1")[0], 1)
+
+    def test_metrics_are_served_on_loopback_only(self):
+        text = re.compile(r'verbena_port_xmit_packets_total\{device="verbena0",port="1"\} \d+')
+        status, output = self.daemon.command("metrics")
+        self.assertEqual(status, 0, output)
+        self.assertRegex(output, text)
+        for line in output.splitlines():
+            self.assertRegex(line, r"^(# TYPE \w+ (counter|gauge)|\w+\{(\w+=\"[^\"]*\",?)+\} \d+)$")
+        names = [line.split()[2] for line in output.splitlines() if line.startswith("#")]
+        self.assertEqual(len(names), len(set(names)))
+        status, output = self.daemon.command("metrics", "--listen", "0.0.0.0:0")
+        self.assertEqual(status, 1)
+        self.assertIn("not a loopback address", output)
+        server = Program([self.daemon.verbena, "metrics", "--listen", "127.0.0.1:0"], limit=60,
+                         environment=self.daemon.environment)
+        self.addCleanup(server.close)
+        self.assertTrue(server.wait_for("http://127.0.0.1:"), server.describe())
+        url = re.search(r"http://\S+", server.output)[0]
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            self.assertIn("text/plain; version=0.0.4", answer.headers["Content-Type"])
+            self.assertRegex(answer.read().decode(), text)
+        with self.assertRaises(urllib.error.HTTPError):
+            urllib.request.urlopen(url + "x", timeout=10)
+        server.signal(15)
+        self.assertEqual(server.wait(), 0)
+
+    def test_a_capture_carries_qp_work_request_and_rule(self):
+        path = os.path.join(self.daemon.folder, "one.pcapng")
+        everything = os.path.join(self.daemon.folder, "all.pcapng")
+        capture = Program([self.daemon.verbena, "capture", everything, "--stage", "after"],
+                          limit=60, environment=self.daemon.environment)
+        self.assertTrue(capture.wait_for("capturing"), capture.describe())
+        status, output, (a, _) = self.probe("write", "--count", 3, "--size", 3000, "--timeout", 12,
+                                            rules=["delay us=10 opcode=RC_RDMA_WRITE_LAST nth=2",
+                                                   "drop opcode=RC_RDMA_WRITE_LAST nth=3"])
+        self.assertEqual(status, 0, output)
+        capture.signal(2)
+        self.assertEqual(capture.wait(), 0, capture.describe())
+        capture.close()
+        comments = self.comments(everything)
+        self.assertTrue(any(re.fullmatch(f"QP {a:#08x}, wr_id 1", c) for c in comments), comments)
+        self.assertTrue(any(re.search(r"wr_id 1, fault rule \d+", c) for c in comments), comments)
+        self.assertTrue(any("sent again" in c for c in comments), comments)
+        # Of one QP, through a pipe, while it runs.
+        _, client, qpn = self.long_pair()
+        capture = Program(["/bin/sh", "-c", f"'{self.daemon.verbena}' capture - --qp {qpn} --count "
+                           f"50 --dev verbena1 2>/dev/null | tshark -n -r - -T fields "
+                           f"-e infiniband.bth.destqp -e frame.comment"],
+                          limit=60, environment=self.daemon.environment)
+        self.addCleanup(capture.close)
+        self.assertEqual(capture.wait(), 0, capture.describe())
+        lines = [line.split("\t") for line in capture.output.splitlines() if line.startswith("0x")]
+        self.assertEqual(len(lines), 50, capture.output)
+        for destination, comment in lines:
+            self.assertTrue(int(destination, 16) == qpn or f"QP {qpn:#08x}" in comment,
+                            (destination, comment))
+
+    def comments(self, path):
+        status, output = verbena_testing.run(
+            ["tshark", "-n", "-r", path, "-T", "fields", "-e", "frame.comment"], limit=60)
+        self.assertEqual(status, 0, output)
+        return output.splitlines()
+
+    def test_the_trace_has_commands_doorbells_and_copies(self):
+        status, output, (a, _) = self.probe("write", "--count", 1)
+        self.assertEqual(status, 0, output)
+        events = self.daemon.json("trace")
+        commands = [event["command"] for event in events if event["event"] == "command"]
+        for name in ("alloc_pd", "reg_mr", "create_cq", "create_qp", "modify_qp"):
+            self.assertIn(name, commands)
+        self.assertTrue(any(event["event"] == "doorbell" and event["qpn"] == a for event in events))
+        copied = {event["to"]: event["bytes"] for event in events if event["event"] == "dma"}
+        self.assertGreaterEqual(copied["packets"], 4096)
+        self.assertGreaterEqual(copied["memory"], 4096)
+
+    def test_the_daemon_explains_a_failure_by_itself(self):
+        self.daemon.command("fault", "add", "drop opcode=write psn=0")
+        self.addCleanup(self.daemon.command, "fault", "clear")
+        status, output, (a, _) = self.probe("write", "--count", 1, "--timeout", 8, "--retry", 2,
+                                            keep_rules=True)
+        self.assertEqual(status, 1, output)
+        end = time.monotonic() + 20
+        text = ""
+        while f"QP {a:#08x}" not in text:
+            self.assertLess(time.monotonic(), end, text)
+            time.sleep(0.05)
+            for folder, _, files in os.walk(self.daemon.folder):
+                for name in files:
+                    if name == "t.failures":
+                        with open(os.path.join(folder, name), encoding="utf-8") as file:
+                            text = file.read()
+        self.assertIn(f"QP {a:#08x} ({a}): RETRY_EXC_ERR", text)
+        self.assertIn("never acknowledged", text)
+        self.assertIn("drop opcode=write psn=0", text)
+        self.assertLess(len(text), 64 * 1024 + 1)
 
     def test_the_checker_finds_mistakes(self):
         base = {"name": "n", "cat": "c", "pid": 1, "tid": 1, "ts": 1.0}

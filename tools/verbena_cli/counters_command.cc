@@ -3,6 +3,7 @@
 // counters: of ports and QPs, once or again and again.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>

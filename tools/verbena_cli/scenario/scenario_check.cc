@@ -33,7 +33,9 @@ bool Matches(const Json& event, const Fields& fields) {
   for (const auto& [name, value] : fields) {
     const auto field = event.find(name);
     // What is not said is false: "retransmission".
-    const std::string is = field == event.end() ? "false" : Printable(*field);
+    const std::string is = field == event.end()  ? "false"
+                           : field->is_boolean() ? (field->get<bool>() ? "true" : "false")
+                                                 : Printable(*field);
     if (is != value) return false;
   }
   return true;
