@@ -58,6 +58,8 @@ std::string_view NameOf(WrOpcode opcode) {
   constexpr std::string_view kNames[] = {
       "RDMA_WRITE",         "RDMA_WRITE_WITH_IMM",  "SEND",      "SEND_WITH_IMM", "RDMA_READ",
       "ATOMIC_CMP_AND_SWP", "ATOMIC_FETCH_AND_ADD", "LOCAL_INV", "BIND_MW",       "SEND_WITH_INV"};
+  if (opcode == WrOpcode::kFlush) return "FLUSH";
+  if (opcode == WrOpcode::kAtomicWrite) return "ATOMIC_WRITE";
   const auto number = static_cast<size_t>(opcode);
   return number < std::size(kNames) ? kNames[number] : "?";
 }
@@ -77,6 +79,10 @@ std::string_view NameOf(WcOpcode opcode) {
       return "BIND_MW";
     case WcOpcode::kLocalInv:
       return "LOCAL_INV";
+    case WcOpcode::kFlush:
+      return "FLUSH";
+    case WcOpcode::kAtomicWrite:
+      return "ATOMIC_WRITE";
     case WcOpcode::kRecv:
       return "RECV";
     case WcOpcode::kRecvRdmaWithImm:

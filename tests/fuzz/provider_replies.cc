@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,7 @@ class Liar {
 
   void Begin(Input script) {
     WaitUntilIdle();
+    const std::lock_guard lock(mutex_);
     script_ = script;
     context_ = std::make_unique<Memory>("context", sizeof(abi::ContextPage));
     segment_ = std::make_unique<Memory>("segment", kSegmentBytes);
@@ -160,6 +162,7 @@ class Liar {
       std::memcpy(&received, CMSG_DATA(item), sizeof(received));
       close(received);
     }
+    const std::lock_guard lock(mutex_);
     std::vector<uint8_t> reply;
     std::vector<int> fds;
     std::vector<int> to_close;
@@ -328,6 +331,9 @@ class Liar {
   bool sent_ = false;
   uint32_t handle_ = 0;
   int listener_ = -1;
+  // What Begin() sets. The sockets order that as well, which the thread
+  // sanitizer does not see.
+  std::mutex mutex_;
   std::atomic<bool> busy_{false};
 };
 

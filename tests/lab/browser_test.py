@@ -108,6 +108,20 @@ class LabPage(PageTest):
         self.assertEqual(self.browser.script(
             f"return {ROWS}.filter((row) => / → (ERR|SQE)/.test(row.text || '')).length"), 0)
 
+    def test_one_click_faults_hit_what_runs(self):
+        for kind, words in (("send", "Drop a data packet"), ("read", "Drop a data packet"),
+                            ("write", "Drop an ACK"), ("write", "Duplicate"), ("read", "Delay 50 ms"),
+                            ("send", "Forge a NAK"), ("write", "Wrong R_Key"),
+                            ("atomic", "Wrong R_Key")):
+            with self.subTest(f"{words}, {kind}"):
+                self.daemon.command("fault", "clear")
+                self.start(kind, count="0", pause="200")
+                state = "window.verbenaLab.model.state"
+                self.browser.wait(f"{state}.transfer.kind === '{kind}' && {state}.transfer.running "
+                                  "&& !document.querySelector('#rules .chip')", "its start")
+                self.browser.click(f"[data-fault='{words}']")
+                self.browser.wait(f"({state}.rules[0] || {{}}).hits > 0", "a hit")
+
     def test_held_packets_go_one_by_one(self):
         self.browser.click("#hold")
         self.browser.wait("!document.querySelector('#step').disabled", "the hold rule")

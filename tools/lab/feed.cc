@@ -2,6 +2,7 @@
 #include "tools/lab/feed.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kPause(100);
 // While more happens than can be shown: what is asked for costs the daemon time.
 constexpr std::chrono::milliseconds kLongPause(500);
+constexpr int kNiceness = 10;
 constexpr int kEventsPerRound = 1500;
 constexpr int kEventsWhenBusy = 400;
 constexpr int kEventsOfThePast = 3000;
@@ -161,6 +163,8 @@ void Feed::Publish(const char* event, const Json& message) {
 }
 
 void Feed::Run() {
+  // Of this thread only: who is watched goes first.
+  setpriority(PRIO_PROCESS, 0, kNiceness);
   std::unique_lock lock(mutex_);
   while (!ended_) {
     if (viewers_ == 0) {

@@ -52,8 +52,16 @@ void OpenBrowser(const std::string& url) {
   if ((x11 == nullptr || *x11 == '\0') && (wayland == nullptr || *wayland == '\0')) return;
   std::string program = "xdg-open", argument = url;
   char* argv[] = {program.data(), argument.data(), nullptr};
+  // Signals that this process waits for are not blocked in the browser.
+  posix_spawnattr_t attributes;
+  if (posix_spawnattr_init(&attributes) != 0) return;
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   pid_t pid;
-  posix_spawnp(&pid, program.c_str(), nullptr, nullptr, argv, environ);
+  posix_spawnp(&pid, program.c_str(), nullptr, &attributes, argv, environ);
+  posix_spawnattr_destroy(&attributes);
 }
 
 // Ends the daemon that the lab itself has started.

@@ -70,6 +70,7 @@ pid_t Spawn(const std::vector<std::string>& words, const std::vector<std::string
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
+    signal(SIGPIPE, SIG_DFL);
     const int null = open("/dev/null", O_RDONLY);
     dup2(null, 0);
     dup2(pipe_ends[1], 1);
@@ -294,7 +295,11 @@ void Transfers::Run() {
       if (over) {
         running = false;
         kind_.clear();
-        if (!result_.empty()) next = wanted_.size();  // do not repeat what fails
+        if (!result_.empty()) {
+          // The demo goes on, after a moment; others do not repeat what fails.
+          if (!repeat_) next = wanted_.size();
+          changed_.wait_for(lock, kPatience);
+        }
         continue;
       }
       changed_.wait_for(lock, kPause);

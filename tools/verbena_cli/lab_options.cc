@@ -26,7 +26,8 @@ void AddLabCommands(CLI::App* app, LabOptions* lab, ReportOptions* report) {
   page->add_option("--port", lab->port, "TCP port (default: one that is free)")
       ->check(CLI::Range(0, 65535));
   page->add_flag("--demo", lab->demo, "Start transfers that go on until the page ends");
-  page->add_flag("!--no-open", lab->open, "Do not open a browser");
+  page->add_flag_callback(
+      "--no-open", [lab] { lab->open = false; }, "Do not open a browser");
 
   CLI::App* file = app->add_subcommand("report", "Write what happened as one HTML file");
   file->footer(

@@ -113,11 +113,21 @@ class Program:
             self.kill()
             self._process.wait()
             status = None
-        # A grandchild may hold the terminal open: do not wait for ever.
-        self._reader.join(0.5)
+        self._drain()
         if status is None:
             return None
         return status if status >= 0 else 128 - status
+
+    def _drain(self):
+        """Lets the reader take what is left, on a machine that lets it wait as well. A grandchild
+        may hold the terminal open: then only what is there."""
+        poll = select.poll()
+        poll.register(self._terminal, select.POLLIN)
+        end = time.monotonic() + 30
+        while self._reader.is_alive() and time.monotonic() < end:
+            self._reader.join(0.5)
+            if not poll.poll(0):  # At its end it would hang up.
+                return
 
     def wait_for(self, text, limit=20.0):
         """True once `text` (a regular expression) was printed."""

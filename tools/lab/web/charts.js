@@ -68,7 +68,7 @@ function plot(points, key, name, unit, kind) {
   const words = `${name}: ${short(now)}${unit}, at most ${short(peak)}${unit}`;
   return el('figure', {class: 'plot-figure'},
     el('figcaption', {}, name, el('strong', {}, ` ${short(now)}${unit}`),
-      el('span', {class: 'dim'}, ` max ${short(points.length ? peak : 0)}`)),
+      el('span', {class: 'dim'}, ` max ${short(Math.max(0, ...points.map((point) => point[key])))}`)),
     svg('svg', {viewBox: `0 0 ${PLOT_WIDTH} ${PLOT_HEIGHT}`, preserveAspectRatio: 'none',
       class: 'plot-picture', role: 'img', 'aria-label': words},
     svg('path', {class: 'axis', d: `M0 ${PLOT_HEIGHT - 1}H${PLOT_WIDTH}`}), shape));

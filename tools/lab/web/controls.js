@@ -15,15 +15,15 @@ const TRANSFERS = [
 
 // One click each. psn and nth count what comes from now on.
 const FAULTS = [
-  ['Drop a data packet', 'drop opcode=%data nth=2 count=1', 'The 2nd one from now on: a gap, a NAK, sent again'],
+  ['Drop a data packet', 'drop %data nth=2 count=1', 'The 2nd one from now on: a gap, a NAK, sent again'],
   ['Drop an ACK', 'drop opcode=ack nth=1 count=1', 'The next one: the sender\'s timer runs out'],
-  ['Duplicate', 'duplicate opcode=%data nth=1 count=1', 'The next data packet arrives twice'],
-  ['Damage', 'corrupt opcode=%data nth=1 count=1', 'A bit is flipped: its ICRC is wrong'],
-  ['Overtake', 'reorder opcode=%data by=1 nth=1 count=1', 'The packet behind it arrives first'],
+  ['Duplicate', 'duplicate %data nth=1 count=1', 'The next data packet arrives twice'],
+  ['Damage', 'corrupt %data nth=1 count=1', 'A bit is flipped: its ICRC is wrong'],
+  ['Overtake', 'reorder %data by=1 nth=1 count=1', 'The packet behind it arrives first'],
   ['Delay 50 ms', 'delay us=50000 nth=1 count=1', 'The next packet waits'],
   ['5 % loss', 'drop prob=0.05 seed=7', 'Until it is removed'],
   ['Link down 1 s', 'down dev=verbena1 us=1000000', 'Nothing passes for a second'],
-  ['Wrong R_Key', 'set reth.rkey=0x1234 nth=1 count=1', 'The next RDMA request has a wrong key'],
+  ['Wrong R_Key', 'set reth.rkey=0x1234 atomiceth.rkey=0x1234 count=1', 'The next RDMA request has a wrong key'],
   ['Forge a NAK', 'set aeth.syndrome=0x62 opcode=ack nth=1 count=1', 'The next ACK becomes: remote access error'],
 ];
 
@@ -49,7 +49,6 @@ export class Controls {
     this.model = model;
     this.tell = tell;
     this.slowTimer = 0;
-    this.kind = 'send';
     this.chips = el('span', {class: 'chips', id: 'rules', 'aria-label': 'Active rules'});
     this.transferState = el('span', {class: 'dim', id: 'transfer-state', role: 'status'});
     this.buildTransfers(places.transfers, places);
@@ -103,8 +102,8 @@ export class Controls {
       event.preventDefault();
       this.add(this.ruleOfForm());
     }}},
-    select('what', 'f-action', ['drop', 'duplicate', 'corrupt', 'reorder', 'delay', 'mark', 'hold',
-      'truncate'].map((each) => [each, each]), 'drop'),
+    select('what', 'f-action', ['drop', 'duplicate', 'corrupt', 'reorder', 'delay', 'mark',
+      'hold'].map((each) => [each, each]), 'drop'),
     select('which', 'f-opcode', ['any', 'send', 'write', 'read', 'atomic', 'ack'].map((each) =>
       [each, each]), 'any'),
     select('from', 'f-dev', [['', 'any NIC'], ['verbena0', 'verbena0'], ['verbena1', 'verbena1']], ''),
@@ -121,7 +120,7 @@ export class Controls {
     }
     place.append(
       group('Faults', FAULTS.map(([name, rule, title]) => {
-        const each = button(name, `${title}: ${rule.replace('%data', 'send/write/read')}`,
+        const each = button(name, `${title}: ${rule.replace('%data', 'opcode=…')}`,
           () => this.add(rule.replace('%data', this.dataClass())));
         each.dataset.fault = name;
         return each;
@@ -144,15 +143,17 @@ export class Controls {
   }
   ruleOfForm() { return byId('f-rule').value.trim() || this.composed(); }
 
-  // The packets that carry what runs now.
+  // The requests of what runs now or ran last; else of whatever comes: those that are longer than
+  // an ACK.
   dataClass() {
     const running = text(this.model.state && this.model.state.transfer &&
-      this.model.state.transfer.kind) || this.kind;
-    return {write: 'write', read: 'read', atomic: 'atomic', kv: 'read'}[running] || 'send';
+      this.model.state.transfer.kind);
+    const known = {send: 'send', events: 'send', write: 'write', read: 'read', atomic: 'atomic',
+      kv: 'read'}[running] || this.model.lastRequest;
+    return known ? `opcode=${known}` : 'size=57-9000';
   }
 
   start(kind) {
-    this.kind = kind;
     this.run('start', {kind, size: Number(byId('size').value), count: Number(byId('count').value),
       pause_ms: Number(byId('pause').value)});
   }

@@ -42,6 +42,7 @@ export class Model {
     this.lastCounters = null;
     this.lastSample = 0;
     this.peak = 0;       // packets in flight since the last sample
+    this.lastRequest = '';  // its class, as rules name it
     this.gaps = 0;
     this.memory = new Map();  // of each process, as it was last seen
     this.touched = [];   // memory that packets named lately
@@ -81,6 +82,7 @@ export class Model {
   addEvents(events) {
     for (const event of events) {
       if (!event || typeof event.time_ns !== 'number') continue;
+      if (typeof event.device !== 'string') event.device = '';
       this.events.push(event);
       this.addEvent(event);
     }
@@ -162,6 +164,9 @@ export class Model {
       if (this.touched.length > 40) this.touched.shift();
     }
     if (IS_RESPONSE.test(row.opcode)) return;
+    this.lastRequest = /SEND/.test(row.opcode) ? 'send' : /READ/.test(row.opcode) ? 'read'
+      : /WRITE/.test(row.opcode) ? 'write' : 'atomic';
+    this.peak = Math.max(this.peak, this.inFlight(qp, row.opcode));
     if (row.again) {
       for (const wr of qp.requests) {
         if (wr.psn !== null && psnDistance(row.psn, wr.psn) >= 0 &&
@@ -335,9 +340,10 @@ export class Model {
     this.states.push(state);
     if (this.states.length > MOST_STATES) this.states.splice(0, MOST_STATES / 5);
     this.state = state;
-    for (const rule of list(state.rules)) this.ruleTexts.set(number(rule.id), text(rule.rule));
+    for (const rule of list(state.rules).filter(Boolean)) this.ruleTexts.set(number(rule.id), text(rule.rule));
     const listed = new Set();
     for (const item of list(state.qp)) {
+      if (!item || typeof item !== 'object') continue;
       const qp = this.qp(number(item.qpn), text(item.device));
       listed.add(qp.qpn);
       qp.listed = item;
@@ -351,7 +357,7 @@ export class Model {
       }
     }
     const regions = new Map();
-    for (const region of list(state.mr)) {
+    for (const region of list(state.mr).filter(Boolean)) {
       if (!regions.has(region.pid)) regions.set(region.pid, []);
       regions.get(region.pid).push(region);
     }
@@ -413,7 +419,7 @@ export class Model {
   devices() {
     const names = new Set();
     const status = this.state && this.state.status;
-    for (const nic of list(status && status.nics)) names.add(text(nic.device));
+    for (const nic of list(status && status.nics).filter(Boolean)) names.add(text(nic.device));
     for (const qp of this.qps.values()) if (qp.device) names.add(qp.device);
     return [...names].sort((a, b) => a.localeCompare(b, 'en', {numeric: true}));
   }

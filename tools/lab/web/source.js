@@ -87,7 +87,8 @@ export class Replay {
       this.lastPoint = this.begin;
       // What is known of rules and owners is known from the beginning.
       if (!this.recorded && this.states.length) {
-        this.model.addState({...this.states[0], t: this.begin, cq: [], srq: []});
+        const mr = list(this.states[0].mr).map((region) => ({...region, bytes: ''}));
+        this.model.addState({...this.states[0], t: this.begin, cq: [], srq: [], mr});
         // Where its queues and states ended is not where they were.
         for (const qp of this.model.qps.values()) {
           qp.listed = null;

@@ -25,7 +25,8 @@
 
 namespace verbena::nic {
 
-inline constexpr int kLimitMs = 10000;
+// Far beyond what a daemon takes to start under a sanitizer on a busy machine.
+inline constexpr int kLimitMs = 30000;
 
 inline bool Readable(int fd, int milliseconds = kLimitMs) {
   pollfd descriptor = {fd, POLLIN, 0};
