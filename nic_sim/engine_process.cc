@@ -70,6 +70,13 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
   error = WriteSysfsTree(paths.tree, nics, tree);
   if (!error.empty()) return Fail(link, error);
 
+  for (const FileRule& rule : options.rules) {
+    std::string field;
+    if (hardware->AddRule(rule.text, &error, &field) == 0) {
+      return Fail(link, rule.Complaint(options.config, field, error));
+    }
+  }
+
   ServerOptions server_options;
   server_options.daemon = {options.name, paths.socket, options.system, getppid()};
   server_options.tree = paths.tree;

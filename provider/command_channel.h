@@ -57,6 +57,7 @@ class CommandChannel {
   int SayHello(const abi::Hello& hello, int mem_fd, abi::HelloReply* reply, ReplyFds* fds);
   // After SayHello.
   void SetStatusPage(const abi::StatusPage* status) { status_ = status; }
+  void SetContextPage(const abi::ContextPage* page) { page_ = page; }
 
   // Sends `request` (header.op set, the rest of the header is filled in) and
   // waits for the reply. Returns 0, the device's errno, or EIO if the device is
@@ -72,6 +73,7 @@ class CommandChannel {
 
   bool DeviceDead() const {
     return (status_ != nullptr && status_->device_dead.load(std::memory_order_acquire) != 0) ||
+           (page_ != nullptr && page_->removed.load(std::memory_order_acquire) != 0) ||
            hung_up_.load(std::memory_order_acquire);
   }
 
@@ -102,6 +104,7 @@ class CommandChannel {
   bool broken_;
   mutable std::atomic<bool> hung_up_;
   const abi::StatusPage* status_;
+  const abi::ContextPage* page_;
 };
 
 }  // namespace verbena::provider

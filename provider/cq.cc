@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "provider/doorbell.h"
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 
 namespace verbena::provider {
@@ -223,6 +224,9 @@ int ModifyCq(ibv_cq* ibv, ibv_modify_cq_attr* attr) {
 int ReqNotifyCq(ibv_cq* ibv, int solicited_only) {
   Cq* cq = ToCq(ibv);
   if (Unusable(ToContext(ibv->context))) return EIO;
+  const int injected = InjectedError(ToContext(ibv->context), abi::kCheckReqNotifyCq, 0);
+  if (injected != 0) [[unlikely]]
+    return injected;
   const uint32_t wanted = solicited_only != 0 ? abi::kCqArmedSolicited : abi::kCqArmedAny;
   uint32_t current = cq->record->arm.load(std::memory_order_relaxed);
   while (current < wanted && !cq->record->arm.compare_exchange_weak(current, wanted)) {

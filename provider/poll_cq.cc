@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 #include "provider/valgrind.h"
 
@@ -199,6 +200,9 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
   const Context* context = ToContext(ibv->context);
   if (num_entries < 0) return -EINVAL;
   if (context->fork_generation != g_fork_generation.load(std::memory_order_relaxed)) return -EIO;
+  const int injected = InjectedError(const_cast<Context*>(context), abi::kCheckPollCq, 0);
+  if (injected != 0) [[unlikely]]
+    return -injected;
   bool yield = false;
   int count;
   {

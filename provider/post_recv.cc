@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "provider/doorbell.h"
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 #include "provider/valgrind.h"
 
@@ -42,7 +43,11 @@ int PostRecv(ibv_qp* ibv, ibv_recv_wr* wr, ibv_recv_wr** bad_wr) {
     *bad_wr = wr;
     return EIO;
   }
-  int error = 0;
+  int error = InjectedError(context, abi::kCheckPostRecv, qp->slot);
+  if (error != 0) [[unlikely]] {
+    *bad_wr = wr;
+    return error;
+  }
   uint32_t posted;
   {
     const SpinGuard guard(qp->rq.lock);
@@ -85,6 +90,7 @@ int PostSrqRecv(ibv_srq* ibv, ibv_recv_wr* wr, ibv_recv_wr** bad_wr) {
   Context* context = ToContext(ibv->context);
   int error =
       context->fork_generation != g_fork_generation.load(std::memory_order_relaxed) ? EIO : 0;
+  if (error == 0) error = InjectedError(context, abi::kCheckPostSrqRecv, 0);
   if (error == 0) {
     const SpinGuard guard(srq->lock);
     uint32_t head = srq->head;

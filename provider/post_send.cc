@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "provider/doorbell.h"
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 #include "provider/send_wqe.h"
 
@@ -186,7 +187,11 @@ int PostSend(ibv_qp* ibv, ibv_send_wr* wr, ibv_send_wr** bad_wr) {
     *bad_wr = wr;
     return EIO;
   }
-  int error = 0;
+  int error = InjectedError(context, abi::kCheckPostSend, qp->slot);
+  if (error != 0) [[unlikely]] {
+    *bad_wr = wr;
+    return error;
+  }
   uint32_t posted;
   uint32_t head;
   uint32_t tail;

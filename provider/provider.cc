@@ -156,6 +156,7 @@ int SayHello(Context* context, const Device* device, int mem_fd, const abi::Hell
     return ENOMEM;
   }
   context->channel.SetStatusPage(context->status);
+  context->channel.SetContextPage(context->page);
   // libibverbs owns the descriptor from here on.
   context->verbs.context.async_fd = fds.Take(3);
   if (context->verbs.context.async_fd < 0) return EPROTO;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "provider/doorbell.h"
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 #include "provider/send_wqe.h"
 
@@ -229,13 +230,15 @@ void WrSetInlineData(ibv_qp_ex* qp, void* address, size_t length) {
 
 void WrStart(ibv_qp_ex* ibv) {
   Qp* qp = ToQp(ibv);
-  const Context* context = ToContext(ibv->qp_base.context);
+  Context* const context = ToContext(ibv->qp_base.context);
+  const int injected =
+      Unusable(context) ? 0 : InjectedError(context, abi::kCheckPostSend, qp->slot);
   qp->sq.lock.Lock();
   WrBuilder* builder = &qp->builder;
   builder->head = qp->sq.head.load(std::memory_order_relaxed);
   builder->tail = qp->sq.tail.load(std::memory_order_acquire);
   builder->wqe = nullptr;
-  builder->error = 0;
+  builder->error = injected;
   if (Unusable(context)) {
     builder->error = EIO;
   } else if (!MayPost(qp)) {

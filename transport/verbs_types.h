@@ -99,9 +99,15 @@ enum class AsyncEventType : uint8_t {
   kDeviceFatal = 8,
   kPortActive = 9,
   kPortErr = 10,
+  kLidChange = 11,
+  kPkeyChange = 12,
+  kSmChange = 13,
   kSrqErr = 14,
   kSrqLimitReached = 15,
   kQpLastWqeReached = 16,
+  kClientReregister = 17,
+  kGidChange = 18,
+  kWqFatal = 19,
 };
 
 // The completion of a send WR of this opcode carries this WcOpcode.

@@ -192,6 +192,17 @@ enum CommandOp : uint16_t {
   kCmdModifyCq,
   kCmdAttachMcast = 96,
   kCmdDetachMcast,
+  kCmdCheckFault = 160,
+};
+
+// Verbs that the application's side does without a command.
+enum FaultCheckVerb : uint32_t {
+  kCheckPostSend = 0,
+  kCheckPostRecv,
+  kCheckPostSrqRecv,
+  kCheckPollCq,
+  kCheckReqNotifyCq,
+  kCheckVerbs,  // their number
 };
 
 // "None" where a request names an object that need not be.
@@ -211,6 +222,14 @@ struct ReplyHeader {
 static_assert(sizeof(ReplyHeader) == 8);
 
 // Requests and replies that carry one handle, or nothing.
+// Whether this call of `verb` is to fail: the error of the reply is its errno. Sent
+// only while ContextPage::checked_verbs asks for it.
+struct CheckFaultRequest {
+  CommandHeader header;
+  uint32_t verb;    // FaultCheckVerb
+  uint32_t handle;  // of the QP, CQ or SRQ
+};
+
 struct HandleRequest {
   CommandHeader header;
   uint32_t handle;

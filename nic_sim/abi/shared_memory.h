@@ -98,7 +98,13 @@ static_assert(sizeof(SrqRecord) == 64);
 // Device: exchange(summary word, 0), then exchange(bits word, 0), FullFence,
 // then read the producers. A set bit without news costs the device one look.
 struct ContextPage {
-  uint8_t reserved0[64];
+  // Written by the device. Bit n: the verb FaultCheckVerb n may be made to fail; the
+  // application asks kCmdCheckFault before it does its work.
+  std::atomic<uint32_t> checked_verbs;
+  // 1: the device was removed, and has forgotten this context. As after the engine's
+  // death (StatusPage::device_dead).
+  std::atomic<uint32_t> removed;
+  uint8_t reserved0[56];
   std::atomic<uint64_t> doorbell_summary[kMaxQpSlots / 64 / 64];  // 4 words
   uint8_t reserved1[64 - 32];
   uint8_t reserved2[4096 - 128];

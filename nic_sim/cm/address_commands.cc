@@ -184,6 +184,13 @@ int CmAgent::State::ResolveRecord(CmIdRecord& record, const SocketAddress* sourc
     one[15] = std::byte{1};
     to.ip = to.family == kFamilyInet ? Gid::FromIpv4(0x7f000001) : Gid(one);
   }
+  constexpr uint8_t kAddrError = 1;
+  if (const auto status = platform_.InjectedStatus(record.file, kAddrError)) {
+    record.destination = to;
+    record.state = CmIdState::kAddrQuery;
+    FinishResolve(record, -*status);
+    return 0;
+  }
   Route route;
   if (const int error = router_.Find(to, record.local, record.source, &route)) return error;
   const bool removed = IsRemoved(route.local.nic);
@@ -271,6 +278,11 @@ int CmAgent::State::ResolveRoute(const Request& request) {
   CmIdRecord* record = FindId(request, command.id);
   if (record == nullptr) return ENOENT;
   if (record->state != CmIdState::kAddrResolved) return EINVAL;
+  constexpr uint8_t kRouteError = 3;
+  if (const auto status = platform_.InjectedStatus(record->file, kRouteError)) {
+    QueuePlain(*record, kRouteError, *status);
+    return 0;
+  }
   MakePath(*record);
   record->state = CmIdState::kRouteResolved;
   constexpr uint32_t kRouteResolved = 2;

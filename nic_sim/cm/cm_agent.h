@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,6 +56,13 @@ class CmPlatform {
   // this host's NICs. kPending is asked again until the caller's time is over.
   enum class Reach { kReachable, kPending, kUnreachable };
   virtual Reach Resolve(uint32_t nic, const transport::Gid& destination) = 0;
+
+  // A fault rule wants a step of this file's application to end with `event`
+  // (enum rdma_cm_event_type: ADDR_ERROR, ROUTE_ERROR, CONNECT_ERROR, UNREACHABLE or
+  // REJECTED): the event's status, or nothing.
+  virtual std::optional<int32_t> InjectedStatus(uint32_t /*file*/, uint8_t /*event*/) {
+    return std::nullopt;
+  }
 
   // 32 unpredictable bits: ids, PSNs, ephemeral ports.
   virtual uint32_t Random() = 0;

@@ -190,6 +190,13 @@ int CmAgent::State::Connect(const Request& request) {
   CmIdRecord* record = FindId(request, command.id);
   if (record == nullptr) return ENOENT;
   if (record->state != CmIdState::kRouteResolved || record->cm != 0) return EINVAL;
+  // CONNECT_ERROR, UNREACHABLE, REJECTED: the id may try again.
+  for (const uint8_t event : {uint8_t{5}, uint8_t{6}, uint8_t{8}}) {
+    const auto status = platform_.InjectedStatus(record->file, event);
+    if (!status) continue;
+    QueuePlain(*record, event, *status);
+    return 0;
+  }
   record->qpn = command.conn_param.qp_num & 0xffffff;
   record->srq = command.conn_param.srq;
   const int error = record->datagram() ? ConnectDatagram(*record, command.conn_param)

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <utility>
 
 namespace verbena::nic {
@@ -36,9 +38,10 @@ std::vector<std::byte> BytesOf(const Gid& gid) { return {gid.bytes().begin(), gi
 
 }  // namespace
 
-CmHost::CmHost(std::vector<CmNic> nics, CmMadPort* port)
+CmHost::CmHost(std::vector<CmNic> nics, CmMadPort* port, DeviceFaults* faults)
     : nics_(std::move(nics)),
       port_(port),
+      faults_(faults),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
   CmPlatform& platform = *this;
@@ -47,14 +50,36 @@ CmHost::CmHost(std::vector<CmNic> nics, CmMadPort* port)
 
 CmHost::~CmHost() = default;
 
-CmFileId CmHost::OpenFile(const CmClient& client) { return agent_->OpenFile(client); }
+CmFileId CmHost::OpenFile(const CmClient& client) {
+  const CmFileId file = agent_->OpenFile(client);
+  std::ifstream comm("/proc/" + std::to_string(client.pid) + "/comm");
+  if (file != 0) std::getline(comm, apps_[file]);
+  return file;
+}
+
+// Of all NICs: ids need not be bound to one.
+std::optional<int32_t> CmHost::InjectedStatus(uint32_t file, uint8_t event) {
+  if (faults_ == nullptr || !faults_->wants(DeviceFaults::kAtCm)) return std::nullopt;
+  return faults_->OnCm(event, {.nic = 0, .app = apps_[file], .qpn = 0, .nth_qp = 0}, Now());
+}
 
 void CmHost::CloseFile(CmFileId file) {
   agent_->CloseFile(file, Now());
+  apps_.erase(file);
   Drain();
 }
 
 CmReply CmHost::Write(CmFileId file, std::span<const std::byte> bytes) {
+  uint32_t command = 0;  // first in rdma_ucm_cmd_hdr
+  if (faults_ != nullptr && faults_->wants(DeviceFaults::kAtCm) && bytes.size() >= sizeof command) {
+    std::memcpy(&command, bytes.data(), sizeof command);
+    const int error =
+        command > 0xff
+            ? 0
+            : faults_->OnVerb(static_cast<uint16_t>(kVerbRdmaCm + command),
+                              {.nic = 0, .app = apps_[file], .qpn = 0, .nth_qp = 0}, Now());
+    if (error != 0) return {.error = error, .response = {}};
+  }
   CmReply reply = agent_->Write(file, bytes, Now());
   Drain();
   return reply;

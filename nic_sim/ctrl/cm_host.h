@@ -11,10 +11,12 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "nic_sim/cm/cm_agent.h"
 #include "nic_sim/ctrl/cm_service.h"
+#include "nic_sim/faults/device_faults.h"
 #include "nic_sim/supervisor/seqpacket.h"
 
 namespace verbena::nic {
@@ -40,7 +42,8 @@ class CmHost final : public CmService, private CmPlatform {
  public:
   // `port` outlives it; nullptr: MADs go straight from NIC to NIC of this
   // daemon, and nowhere else.
-  CmHost(std::vector<CmNic> nics, CmMadPort* port);
+  // `faults`: rules for commands and events; outlives it, may be nullptr.
+  CmHost(std::vector<CmNic> nics, CmMadPort* port, DeviceFaults* faults = nullptr);
   ~CmHost() override;
 
   const CmAgent& agent() const { return *agent_; }
@@ -64,6 +67,7 @@ class CmHost final : public CmService, private CmPlatform {
   bool IsHostAddress(const transport::Gid& address) override;
   Reach Resolve(uint32_t nic, const transport::Gid& destination) override;
   uint32_t Random() override;
+  std::optional<int32_t> InjectedStatus(uint32_t file, uint8_t event) override;
   void JoinGroup(uint32_t nic, const transport::Gid& group) override;
   void LeaveGroup(uint32_t nic, const transport::Gid& group) override;
 
@@ -73,6 +77,8 @@ class CmHost final : public CmService, private CmPlatform {
 
   const std::vector<CmNic> nics_;
   CmMadPort* const port_;
+  DeviceFaults* const faults_;
+  std::map<CmFileId, std::string> apps_;  // process names
   UniqueFd wake_;
   UniqueFd timer_;
   transport::Time armed_ = transport::Time::Never();

@@ -180,6 +180,10 @@ int GetSegment(Call& call, const abi::HandleRequest& request, abi::HandleReply* 
   return TakeSegments(call.context->GetSegment(request.handle, &segments), segments, call.result);
 }
 
+int CheckFault(Call& call, const abi::CheckFaultRequest& request, abi::HandleReply*) {
+  return call.context->CheckFault(request);
+}
+
 // One row of the command table: the function with its sizes and the bytes around it.
 struct Command {
   size_t request_bytes;
@@ -281,6 +285,8 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&FinishCqResize>::kCommand;
     case abi::kCmdModifyCq:
       return &RowOf<&ModifyCq>::kCommand;
+    case abi::kCmdCheckFault:
+      return &RowOf<&CheckFault>::kCommand;
     default:
       return nullptr;
   }
@@ -307,6 +313,8 @@ CommandResult DispatchCommand(Context* context, std::span<const std::byte> reque
   const Command* command = FindCommand(header.op);
   if (command == nullptr) return Refuse(header.sequence, EOPNOTSUPP);
   if (request.size() != command->request_bytes) return Refuse(header.sequence, EINVAL);
+  if (const int error = context->InjectedError(header.op); error != 0) [[unlikely]]
+    return Refuse(header.sequence, error);
   CommandResult result;
   Call call = {context, std::move(fds), &result};
   command->run(call, request);

@@ -52,15 +52,20 @@ class Fields {
     }
   }
 
-  void Fail(std::string error) {
-    if (error_.empty()) error_ = std::move(error);
+  // `field`: of a rule, the key that is wrong.
+  void Fail(std::string error, std::string field = {}) {
+    if (!error_.empty()) return;
+    error_ = std::move(error);
+    field_ = std::move(field);
   }
   bool ok() const { return error_.empty(); }
   const std::string& error() const { return error_; }
+  const std::string& field() const { return field_; }
 
  private:
   const json& request_;
   std::string error_;
+  std::string field_;
 };
 
 struct Request {
@@ -77,10 +82,11 @@ json NicJson(const NicInfo& nic) {
   for (const transport::Gid& gid : nic.gids) gids.push_back(gid.ToString());
   json port = nullptr;
   if (!nic.port.empty()) port = nic.port;
-  return {{"device", nic.device}, {"host", nic.host},
-          {"mac", nic.mac},       {"ipv4", nic.ipv4},
-          {"gids", gids},         {"state", nic.active ? "ACTIVE" : "DOWN"},
-          {"port", port},         {"active_mtu", nic.active_mtu}};
+  return {
+      {"device", nic.device}, {"host", nic.host},
+      {"mac", nic.mac},       {"ipv4", nic.ipv4},
+      {"gids", gids},         {"state", !nic.present ? "REMOVED" : nic.active ? "ACTIVE" : "DOWN"},
+      {"port", port},         {"active_mtu", nic.active_mtu}};
 }
 
 json Version(Request& request) {
@@ -132,9 +138,9 @@ json FaultAdd(Request& request) {
   const std::string rule = request.fields.Text("rule", true);
   if (rule.size() > kMaxRuleText) request.fields.Fail("the rule is too long");
   if (!request.fields.ok()) return {};
-  std::string error;
-  const uint32_t id = request.hardware->AddRule(rule, &error);
-  if (id == 0) request.fields.Fail(error.empty() ? "the rule was refused" : error);
+  std::string error, field;
+  const uint32_t id = request.hardware->AddRule(rule, &error, &field);
+  if (id == 0) request.fields.Fail(error.empty() ? "the rule was refused" : error, field);
   return {{"id", id}};
 }
 
@@ -287,6 +293,11 @@ ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
     ControlAnswer answer;
     Request call = {hardware, daemon, clients, asker, fields, &answer};
     const json result = op.run(call);
+    if (!fields.ok() && !fields.field().empty()) {
+      answer.text = JsonText({{"error", fields.error()}, {"field", fields.field()}});
+      answer.action = Action::kReply;
+      return answer;
+    }
     if (!fields.ok()) return Refusal(fields.error());
     if (answer.action == Action::kReply) answer.text = JsonText(result);
     return answer;

@@ -36,7 +36,9 @@ std::vector<CmNic> MakeCmNics(const Device& device) {
 class DeviceHardware final : public Hardware {
  public:
   explicit DeviceHardware(Device* device)
-      : device_(*device), qp1_(*device), cm_(MakeCmNics(*device), &qp1_) {}
+      : device_(*device), qp1_(*device), cm_(MakeCmNics(*device), &qp1_, &device->faults()) {}
+
+  ~DeviceHardware() override { device_.WatchNics({}); }
 
   CmService* cm() override { return &cm_; }
 
@@ -64,14 +66,32 @@ class DeviceHardware final : public Hardware {
     return device_.Trace(qpn, after_ns, limit);
   }
 
-  uint32_t AddRule(std::string_view text, std::string* error) override {
-    return device_.fabric().AddRule(text, error);
+  uint32_t AddRule(std::string_view text, std::string* error, std::string* field) override {
+    const uint32_t id = device_.AddRule(text, error, field);
+    device_.Kick();  // a rule may have a time
+    return id;
   }
-  nlohmann::json ListRules() const override { return device_.fabric().ListRules(); }
-  uint32_t ClearRules(uint32_t id) override {
-    const uint32_t removed = device_.fabric().ClearRules(id);
-    device_.Kick();  // packets that were held back are on their way
-    return removed;
+  nlohmann::json ListRules() const override { return device_.ListRules(); }
+  uint32_t ClearRules(uint32_t id) override { return device_.ClearRules(id); }
+  void WatchNics(std::function<void(uint32_t nic, NicChange change)> watcher) override {
+    device_.WatchNics([this, watcher = std::move(watcher)](uint32_t nic, NicChange change) {
+      {
+        CmService& cm = cm_;
+        const std::lock_guard guard(cm.mutex());
+        switch (change) {
+          case NicChange::kRemoved:
+            cm.RemoveNic(nic);
+            break;
+          case NicChange::kReturned:
+            cm.RestoreNic(nic);
+            break;
+          case NicChange::kAddress:
+            cm.AnnounceAddressChange(nic);
+            break;
+        }
+      }
+      if (watcher) watcher(nic, change);
+    });
   }
 
   size_t ReleaseHeld(uint32_t id, size_t count) override {

@@ -40,6 +40,9 @@ class Hardware {
 
   virtual NicInfo nic_info(size_t nic) const = 0;
 
+  // Device::WatchNics.
+  virtual void WatchNics(std::function<void(uint32_t nic, NicChange change)>) {}
+
   // See Device.
   virtual int OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
                           int* context_fd, Context** context, std::string* why) = 0;
@@ -57,8 +60,8 @@ class Hardware {
   virtual nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns,
                                size_t limit) const = 0;
 
-  // Fault rules: id > 0, or 0 with a sentence.
-  virtual uint32_t AddRule(std::string_view text, std::string* error) = 0;
+  // Fault rules: id > 0, or 0 with a sentence and the key that is wrong (empty: none).
+  virtual uint32_t AddRule(std::string_view text, std::string* error, std::string* field) = 0;
   virtual nlohmann::json ListRules() const = 0;  // array
   virtual uint32_t ClearRules(uint32_t id) = 0;  // 0: all
 

@@ -345,10 +345,11 @@ class Answerer {
   int ForDevices(int (Answerer::*add)(size_t nic)) {
     if (request_.device.has_value()) {
       const uint64_t nic = uint64_t{*request_.device} - kFirstDeviceIndex;
-      return nic < hardware_.nic_count() ? (this->*add)(nic) : ENODEV;
+      return IsThere(nic) ? (this->*add)(nic) : ENODEV;
     }
     if (!request_.dump()) return EINVAL;
     for (size_t nic = 0; nic < hardware_.nic_count(); ++nic) {
+      if (!IsThere(nic)) continue;
       if (const int error = (this->*add)(nic); error != 0) return error;
     }
     return 0;
@@ -397,6 +398,9 @@ class Answerer {
     return 0;
   }
 
+  bool IsThere(size_t nic) {
+    return nic < hardware_.nic_count() && hardware_.nic_info(nic).present;
+  }
   bool LinkIsUp(size_t nic) { return hardware_.nic_info(nic).active; }
 
   // Items of one device.
@@ -430,7 +434,7 @@ class Answerer {
   int Objects(const ObjectKind& kind) {
     if (!request_.device.has_value()) return EINVAL;
     const uint64_t nic = uint64_t{*request_.device} - kFirstDeviceIndex;
-    if (nic >= hardware_.nic_count()) return ENODEV;
+    if (!IsThere(nic)) return ENODEV;
     const std::vector<json> items = List(kind.listing, nic);
     if (!request_.dump()) return OneObject(kind, nic, items);
     // As many entries as fit into a message.

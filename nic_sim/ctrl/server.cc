@@ -19,6 +19,7 @@
 
 #include "nic_sim/ctrl/resource_limits.h"
 #include "nic_sim/ctrl/server_shared.h"
+#include "nic_sim/ctrl/sysfs_tree.h"
 #include "nic_sim/ctrl/user_loop.h"
 #include "nic_sim/runtime/run_folder.h"
 
@@ -82,6 +83,7 @@ class Server::Impl {
   int WaitMilliseconds();
   void Handle(uint64_t tag);
   void HandleLink();
+  void OnNic(uint32_t nic, NicChange change);
   void CheckIdle();
   void Accept();
   void ResumeAccepting();
@@ -138,12 +140,24 @@ std::string Server::Impl::Listen(const std::string& path, int signal_fd) {
     Watch(shared_.rdma_cm.room_fd(), kTagCmRoom, EPOLLIN);
     if (cm->packet_fd() >= 0) Watch(cm->packet_fd(), kTagCmPackets, EPOLLIN);
   }
+  shared_.hardware->WatchNics([this](uint32_t nic, NicChange change) { OnNic(nic, change); });
   LinkMessage ready;
   ready.kind = LinkKind::kReady;
   shared_.Tell(ready, shared_.hardware->status_page_fd());
   idle_end_ = Clock::now() + std::chrono::seconds(std::max(shared_.options.first_client_s,
                                                            shared_.options.exit_idle_s));
   return {};
+}
+
+// From any thread.
+void Server::Impl::OnNic(uint32_t nic, NicChange change) {
+  const std::string& tree = shared_.options.tree;
+  if (change != NicChange::kAddress && !tree.empty()) {
+    ShowNic(tree, nic, shared_.hardware->nic_info(nic).device, shared_.options.daemon.system,
+            change == NicChange::kReturned);
+  }
+  shared_.nics_changed = true;
+  shared_.Wake();
 }
 
 bool Server::Impl::Run() {
@@ -193,6 +207,9 @@ void Server::Impl::Handle(uint64_t tag) {
     case kTagWake: {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t ignored = read(shared_.wake_fd(), &count, sizeof(count));
+      if (shared_.nics_changed.exchange(false)) {
+        for (const auto& [uid, loop] : loops_) loop->Nudge();
+      }
       return;
     }
     case kTagCm: {
@@ -305,6 +322,7 @@ UserLoop* Server::Impl::LoopOf(uid_t uid) {
 }
 
 bool Server::Impl::Finish() {
+  shared_.hardware->WatchNics({});
   // Nobody new; whoever is there learns it from the supervisor, or from us if that has died.
   unlink(path_.c_str());
   listen_.reset();

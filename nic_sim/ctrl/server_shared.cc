@@ -24,6 +24,11 @@ bool News::TellSupervisor(const LinkMessage& message, int fd) {
   return link_->has_pending();
 }
 
+void News::AnnounceRemoval(uint64_t context) {
+  const std::lock_guard guard(mutex_);
+  notices_.AnnounceRemoval(context);
+}
+
 void News::Announce() {
   const std::lock_guard guard(mutex_);
   notices_.Announce();

@@ -26,6 +26,8 @@ class News {
   // Only to the supervisor.
   bool TellSupervisor(const LinkMessage& message, int fd = -1);
   void Announce();
+  // The device of a context was taken out. Before kRemoveContext.
+  void AnnounceRemoval(uint64_t context);
   // Sends what had to wait; true if something still has to.
   bool Flush();
   void Drain(int milliseconds);
@@ -47,6 +49,7 @@ struct ServerShared {
   std::atomic<uint32_t> contexts{0};
   std::atomic<bool> contexts_ever{false};
   std::atomic<bool> stop{false};
+  std::atomic<bool> nics_changed{false};
 
   void Tell(const LinkMessage& message, int fd = -1) {
     if (news.Tell(message, fd)) Wake();

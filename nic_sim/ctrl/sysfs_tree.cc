@@ -272,6 +272,33 @@ std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& 
   return error;
 }
 
+void ShowNic(const std::string& path, size_t index, const std::string& device, bool system,
+             bool shown) {
+  const std::string from_class = fmt::format("../../devices/virtual/verbena/nic{}", index);
+  const std::string names[][2] = {{"infiniband", device},
+                                  {"infiniband_verbs", fmt::format("uverbs{}", index)},
+                                  {"infiniband_mad", fmt::format("umad{}", index)}};
+  // Those who look meanwhile find all of it or can do nothing with the rest: the node is last
+  // to come and first to go.
+  const std::string node = fmt::format("{}/dev/infiniband/uverbs{}", path, index);
+  if (!shown) unlink(node.c_str());
+  for (const auto& [folder, name] : names) {
+    const std::string link = fmt::format("{}/sys/class/{}/{}", path, folder, name);
+    if (!shown) {
+      unlink(link.c_str());
+    } else {
+      const std::string target = fmt::format("{}/{}/{}", from_class, folder, name);
+      [[maybe_unused]] const int ignored = symlink(target.c_str(), link.c_str());
+    }
+  }
+  if (!shown) return;
+  if (system) {
+    [[maybe_unused]] const int ignored = symlink("/dev/null", node.c_str());
+  } else {
+    const UniqueFd marker(open(node.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  }
+}
+
 void UpdateCounters(const std::string& path, size_t nic, const std::string& device,
                     const CounterValues& values) {
   const std::string port = path + "/" + DeviceFolder(nic, device) + "/ports/1/";

@@ -41,6 +41,11 @@ struct TreeOptions {
 std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& nics,
                            const TreeOptions& options);
 
+// Shows, or hides, NIC `index` in a tree that is in use: in the class folders and in /dev, as
+// when a device is plugged in or pulled out. What cannot be changed stays.
+void ShowNic(const std::string& path, size_t index, const std::string& device, bool system,
+             bool shown);
+
 // Writes new values into the files of a tree that is in use. What cannot be written stays as it
 // was.
 void UpdateCounters(const std::string& path, size_t nic, const std::string& device,

@@ -173,6 +173,7 @@ void UserLoop::Handle(uint64_t tag, uint32_t events) {
     [[maybe_unused]] const ssize_t ignored = read(wake_.get(), &count, sizeof(count));
     TakeAdopted();
     ReapCaptures();
+    CloseRemoved();
     return;
   }
   const auto found = connections_.find(tag >> 1);
@@ -383,7 +384,19 @@ bool UserLoop::Refresh(Connection* c, const std::string& device) {
   return SendBytes(c, std::vector<std::byte>(1));
 }
 
+// Contexts whose device was taken out.
+void UserLoop::CloseRemoved() {
+  for (auto next = connections_.begin(); next != connections_.end();) {
+    Connection* c = (next++)->second.get();
+    if (c->context != nullptr && c->context->removed()) Close(c);
+  }
+}
+
 bool UserLoop::HandleCommand(Connection* c, ReceivedMessage message) {
+  if (c->context->removed()) {
+    Close(c);
+    return false;
+  }
   const bool truncated = message.truncated || message.bytes > abi::kMaxMessageBytes;
   CommandResult result;
   {
@@ -539,7 +552,10 @@ void UserLoop::UpdateInterest(Connection* c) {
 
 void UserLoop::Close(Connection* c) {
   if (c->context != nullptr) {
+    const bool removed = c->context->removed();
     hardware_.CloseContext(c->context);
+    // Nothing of it is used any more: now its application may know.
+    if (removed) shared_.news.AnnounceRemoval(c->number);
     --contexts_;
     --shared_.contexts;
     LinkMessage news;

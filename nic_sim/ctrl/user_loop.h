@@ -44,6 +44,8 @@ class UserLoop {
   bool empty() const { return count_ == 0; }
   // Captures are finished, contexts closed, the thread ends.
   void Stop();
+  // Lets it look at its contexts: one may have lost its device. Any thread.
+  void Nudge() { Wake(); }
   // False: it has not ended within this time: it waits for memory. Then the process must end.
   bool Join(std::chrono::milliseconds limit);
 
@@ -71,6 +73,7 @@ class UserLoop {
   // Messages. Each may close the connection; false: it is gone.
   bool HandleMessage(Connection* c, ReceivedMessage message);
   bool HandleHello(Connection* c, ReceivedMessage message);
+  void CloseRemoved();
   bool HandleCommand(Connection* c, ReceivedMessage message);
   bool HandleControl(Connection* c, ReceivedMessage message);
   bool OpenDevice(Connection* c, const abi::Hello& hello, std::vector<UniqueFd> fds);

@@ -80,7 +80,11 @@ struct NicInfo {
   std::string port;         // "af_packet:veth0"; empty: in the daemon only
   uint32_t active_mtu = 0;  // bytes
   uint64_t node_guid = 0;   // host order
+  bool present = true;      // false: a fault rule has taken it out
 };
+
+// What a fault rule does to a NIC. kAddress: its netdev has another link-layer address.
+enum class NicChange : uint8_t { kRemoved, kReturned, kAddress };
 
 // Descriptors of new ring segments, to go with the reply; owned by the caller.
 using SegmentFds = std::vector<int>;
@@ -152,6 +156,13 @@ class Context {
   virtual int DestroyAh(uint32_t handle) = 0;
   virtual int QueryPort(uint32_t port, abi::QueryPortReply* reply) = 0;
   virtual int GetSegment(uint32_t segment, SegmentFds* fds) = 0;
+
+  // The errno with which a rule makes the command `op` fail; 0: none does.
+  virtual int InjectedError(uint16_t /*op*/) { return 0; }
+  // See abi::CheckFaultRequest.
+  virtual int CheckFault(const abi::CheckFaultRequest&) { return 0; }
+  // Its device was taken out: it is to be closed. Any thread, no lock needed.
+  virtual bool removed() const { return false; }
 };
 
 }  // namespace verbena::nic

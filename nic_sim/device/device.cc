@@ -103,6 +103,7 @@ std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
 Device::Device() : state_(std::make_unique<State>()) {}
 
 Device::~Device() {
+  WatchNics({});
   for (const auto& tenant : state_->tenants) {
     const std::lock_guard guard(tenant->shard->lock());
     tenant->contexts.clear();
@@ -141,7 +142,7 @@ std::unique_ptr<Device> Device::Start(const DeviceOptions& options, std::string*
                              .host = options.host,
                              .mac = identity->mac,
                              .addresses = std::move(addresses),
-                             .seed = RandomNumber()};
+                             .seed = options.seed != 0 ? options.seed + n : RandomNumber()};
     state.nics.push_back(std::make_unique<Nic>(config, state.engine->fabric()));
     Nic& nic = *state.nics.back();
     state.engine->AddNic(&nic);
@@ -180,7 +181,11 @@ rte_mbuf* Device::NewPacket() { return state_->engine->NewPacket(); }
 Fabric& Device::fabric() { return state_->engine->fabric(); }
 size_t Device::context_count() const { return state_->context_count; }
 void Device::Kick() { state_->engine->Kick(); }
-bool Device::RunPass(transport::Time now) { return state_->engine->RunPassAt(now); }
+bool Device::RunPass(transport::Time now) {
+  RunTimedFaults(now);
+  return state_->engine->RunPassAt(now);
+}
+DeviceFaults& Device::faults() { return state_->engine->faults(); }
 
 const abi::DeviceAttributes& Device::attributes(size_t nic) const {
   return state_->nics[nic]->attributes();
@@ -198,7 +203,8 @@ NicInfo Device::nic_info(size_t index) const {
           .active = state_->engine->fabric().link_up(nic.port()),
           .port = state_->ports[index],
           .active_mtu = PmtuBytes(state_->engine->fabric().active_mtu(nic.port())),
-          .node_guid = nic.node_guid()};
+          .node_guid = nic.node_guid(),
+          .present = state_->present(index)};
 }
 
 int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::HelloReply* reply,
@@ -223,6 +229,14 @@ int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::Hel
   if (hello.device_index >= state_->nics.size()) {
     return give_up(ENODEV, "no device verbena" + std::to_string(hello.device_index));
   }
+  if (!state_->present(hello.device_index)) return give_up(ENODEV, "the device is taken out");
+  DeviceFaults& faults = state_->engine->faults();
+  if (faults.wants(DeviceFaults::kAtVerb)) {
+    const FaultSubject subject{
+        .nic = hello.device_index, .app = client.comm, .qpn = 0, .nth_qp = 0};
+    const int error = faults.OnVerb(kVerbOpenDevice, subject, state_->Now());
+    if (error != 0) return give_up(error, "a fault rule wants it");
+  }
   SharedMemory page = SharedMemory::Create("verbena-context", sizeof(abi::ContextPage));
   if (page.data() == nullptr) return give_up(ENOMEM, "no memory for a context");
   const std::shared_ptr<Tenant> tenant = state_->TenantOf(UserOf(client.uid), why);
@@ -242,6 +256,8 @@ int Device::OpenContext(const abi::Hello& hello, ClientIdentity client, abi::Hel
                                       std::move(client), std::move(space), std::move(page));
   reply->cookie = cookie;
   reply->attributes = nic.attributes();
+  // Taken out since we looked: whoever did it may not have seen this one.
+  if (!state_->present(hello.device_index)) opened->Remove();
   *context = opened.get();
   tenant->contexts.push_back(std::move(opened));
   return 0;

@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -47,8 +48,12 @@ struct DeviceOptions {
   // 127.88.HOST.(n+1).
   std::vector<NicOptions> nic_options;
   // kManual: no threads and no clock; passes are made by RunPass (tests).
+  // Not 0: QPNs and keys are the same in each run (tests).
+  uint64_t seed = 0;
   enum class Mode { kAuto, kThreadPerCpu, kSpinning, kManual } mode = Mode::kAuto;
 };
+
+class DeviceFaults;  // nic_sim/faults/device_faults.h
 
 class Device {
  public:
@@ -101,12 +106,30 @@ class Device {
   // go back. Takes their locks. True: there is more to do at the same time.
   bool RunPass(transport::Time now);
 
+  // Fault rules of packets and of the device, one list (docs/FAULTS.md). Add gives the id
+  // (> 0), or 0 with a sentence and, if one is wrong, the key in *field.
+  uint32_t AddRule(std::string_view text, std::string* error, std::string* field = nullptr);
+  nlohmann::json ListRules() const;
+  // Removes rule `id`, or all with 0, and what it does; gives the number removed.
+  uint32_t ClearRules(uint32_t id);
+  DeviceFaults& faults();
+  // A rule has taken the NIC out. No context of it can be opened then.
+  bool present(size_t nic) const;
+  // Is told of what rules do to NICs, from any thread. Contexts of a NIC that is gone
+  // say so (Context::removed) and have to be closed.
+  void WatchNics(std::function<void(uint32_t nic, NicChange change)> watcher);
+  // Does what rules want at a time; kManual: RunPass does it.
+  void RunTimedFaults(std::optional<transport::Time> at = {});
+
   // Wakes the engine, as a doorbell does: after changes of the fabric's rules
   // that may have released packets.
   void Kick();
 
  private:
   Device();
+  void UpdateCheckedVerbs();
+  void SetPresent(uint32_t nic, bool present);
+  void Announce(uint32_t nic, NicChange change);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -36,7 +36,9 @@ DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, u
       page_(reinterpret_cast<abi::ContextPage*>(memory_.data())),
       rings_("verbena-" + std::to_string(cookie), &shard.ring_budget()),
       source_{.page = page_, .qps = &qps_, .watcher = this},
-      link_up_(shard.fabric().link_up(nic.port())) {
+      link_up_(shard.fabric().link_up(nic.port())),
+      qp_count_(shard.QpCountOf(client_.pid)) {
+  SetCheckedVerbs(shard.faults().checked_verbs());
   shard_.AddSource(&source_);
   share_.contexts.emplace(cookie_, this);
 }
@@ -60,6 +62,8 @@ DeviceContext::~DeviceContext() {
   share_.ah_count -= static_cast<uint32_t>(ahs_.size());
   share_.pd_count -= static_cast<uint32_t>(pds_.size() - imported_pds_.size());
   close(client_.async_write_fd);
+  // Nothing of it is written any more.
+  if (removed_) page_->removed.store(1, std::memory_order_release);
 }
 
 // --- Protection domains and memory regions ---
@@ -311,7 +315,9 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
       .sq_ring = sq,
       .rq_ring = rq,
       .record = &page_->qp[slot],
-      .user_handle = request.user_handle};
+      .user_handle = request.user_handle,
+      .app = client_.comm,
+      .nth_qp = *qp_count_ + 1};
   std::unique_ptr<Qp> qp = Qp::Create(config);
   transport::Qpn qpn;
   if (!nic_.qps().Insert(qp.get(), shard_.id(), &qpn)) {
@@ -321,6 +327,7 @@ int DeviceContext::CreateQp(const abi::CreateQpRequest& request, abi::CreateQpRe
     return ENOMEM;
   }
   qp->set_qpn(qpn);
+  shard_.fabric().NameQp(nic_.port(), qpn.value(), client_.comm, ++*qp_count_);
   ++share_.qp_count;
   shard_.Reserve();
   ++pds_[request.pd];
@@ -368,6 +375,7 @@ void DeviceContext::DeleteQp(Qp* qp) {
   --pds_[qp->config().pd];
   shard_.ForgetQp(*qp);
   nic_.qps().Remove(qp->qpn());
+  shard_.fabric().ForgetQp(nic_.port(), qp->qpn().value());
   share_.regions.UnbindWindowsOf(qp->qpn().value());
   --share_.qp_count;
   qp->AddCounters(&share_.retired_counters);

@@ -7,6 +7,7 @@
 // engine, under the same lock.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -88,9 +89,22 @@ class DeviceContext final : public Context,
   int QueryPort(uint32_t port, abi::QueryPortReply* reply) override;
   int GetSegment(uint32_t segment, SegmentFds* fds) override;
 
+  int InjectedError(uint16_t op) override;
+  int CheckFault(const abi::CheckFaultRequest& request) override;
+  bool removed() const override { return removed_; }
+  // fault_commands.cc: what rules want of all contexts.
+  void SetCheckedVerbs(uint32_t verbs) {
+    page_->checked_verbs.store(verbs, std::memory_order_relaxed);
+  }
+  void Remove() { removed_ = true; }
+  // Of a rule whose time has come: qp_error, event. Gives the subjects that it hit.
+  std::vector<FaultSubject> ApplyFault(const DeviceFaults::Due& due);
+  FaultSubject fault_subject() const;
+
   const AddressHandle* FindAh(uint32_t handle) const override;
   void OnQpEvent(Qp& qp, transport::AsyncEventType type) override;
   void OnCqOverrun(CompletionQueue& cq) override;
+  void OnInjectedEvent(Qp& qp, CompletionQueue* cq, uint8_t type) override;
   void OnLinkChange() override;
   void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
   void OnXrcQpEvent(XrcOpener& opener, transport::AsyncEventType type) override;
@@ -156,6 +170,8 @@ class DeviceContext final : public Context,
   RingAllocator rings_;
   DoorbellSource source_;
   bool link_up_;  // as the application was told
+  std::atomic<bool> removed_{false};
+  std::shared_ptr<uint32_t> qp_count_;  // of the application
 
   // A piece of device memory: the file that backs it.
   struct DeviceMemory {

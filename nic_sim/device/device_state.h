@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "nic_sim/ctrl/resource_limits.h"
@@ -33,6 +36,22 @@ struct Tenant {
   ~Tenant();
 };
 
+// Runs Device::RunTimedFaults while rules with times wait. Not with Mode::kManual.
+class FaultTimer {
+ public:
+  FaultTimer() = default;
+  ~FaultTimer();
+  void Start(Device* device);
+
+ private:
+  void Run(Device* device);
+  std::mutex mutex_;
+  std::condition_variable news_;
+  bool stop_ = false;
+  bool looks_again_ = false;
+  std::thread thread_;
+};
+
 struct Device::State {
   ~State();
   // What listings go through; without the lock while they wait for a shard.
@@ -45,6 +64,9 @@ struct Device::State {
   // Ends the shard of a user without contexts.
   void DropIfUnused(const std::shared_ptr<Tenant>& tenant);
 
+  bool present(size_t nic) const { return (absent.load() >> nic & 1) == 0; }
+  transport::Time Now();  // takes the first shard's lock
+
   SharedMemory status;
   int status_readonly = -1;
   std::unique_ptr<Engine> engine;
@@ -54,6 +76,13 @@ struct Device::State {
   std::atomic<uint32_t> context_count{0};
   mutable std::mutex mutex;                      // what follows
   std::vector<std::shared_ptr<Tenant>> tenants;  // the owner first
+  std::atomic<uint64_t> absent{0};               // NICs that are taken out, by bit
+  std::atomic<uint32_t> checked_verbs{0};        // as contexts were told
+  std::mutex timed_mutex;                        // one RunTimedFaults at a time
+  std::mutex watcher_mutex;
+  std::function<void(uint32_t nic, NicChange change)> watcher;
+  bool manual = false;
+  FaultTimer fault_timer;  // the last: it ends first
 };
 
 }  // namespace verbena::nic

@@ -262,6 +262,7 @@ json Device::Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) 
   json held_up = ForEachTenant(state_->Tenants(),
                                [&](const Tenant& tenant) { tenant.shard->trace().ForEach(take); });
   state_->engine->fabric().ForEachHit(take);
+  state_->engine->faults().ForEachHit(take);
   std::ranges::stable_sort(events, {}, &TraceEvent::time_ns);
   if (events.size() > limit) events.erase(events.begin(), events.end() - static_cast<long>(limit));
   json list = json::array();

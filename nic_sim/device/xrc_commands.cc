@@ -104,7 +104,9 @@ int DeviceContext::CreateXrcTarget(const abi::CreateQpRequest& request, abi::Cre
                           .sq_ring = {},
                           .rq_ring = {},
                           .record = &target.record,
-                          .user_handle = 0};
+                          .user_handle = 0,
+                          .app = client_.comm,
+                          .nth_qp = *qp_count_ + 1};
   target.qp = Qp::Create(config);
   transport::Qpn qpn;
   if (!nic_.qps().Insert(target.qp.get(), shard_.id(), &qpn)) {
@@ -112,6 +114,7 @@ int DeviceContext::CreateXrcTarget(const abi::CreateQpRequest& request, abi::Cre
     return ENOMEM;
   }
   target.qp->set_qpn(qpn);
+  shard_.fabric().NameQp(nic_.port(), qpn.value(), client_.comm, ++*qp_count_);
   ++share_.qp_count;
   shard_.Reserve();
   reply->handle = AddOpener(&target, request.xrcd, request.user_handle);
@@ -141,6 +144,7 @@ uint32_t DeviceContext::CloseXrcQp(uint32_t handle) {
   if (!target->openers.empty()) return events;
   shard_.ForgetQp(*target->qp);
   nic_.qps().Remove(target->qp->qpn());
+  shard_.fabric().ForgetQp(nic_.port(), target->qp->qpn().value());
   --share_.qp_count;
   target->qp->AddCounters(&share_.retired_counters);
   xrcd.domain->targets.remove_if([target](const XrcTarget& one) { return &one == target; });

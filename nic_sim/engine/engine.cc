@@ -93,7 +93,7 @@ bool Engine::Initialise(Shard::Resources* resources, std::string* error) {
                          .memory_mib = options_.system ? kSystemMemoryMib : kMemoryMib};
   if (!InitDpdk(dpdk, error) || !TakePool(0, error)) return false;
   fabric_ = std::make_unique<Fabric>(options_.strict);
-  *resources = {.pool = pools_[0], .fabric = fabric_.get()};
+  *resources = {.pool = pools_[0], .fabric = fabric_.get(), .faults = &faults_};
   return true;
 }
 
@@ -137,7 +137,7 @@ Shard* Engine::AddShard(std::string* error) {
       ConfigOf(shard),
       [&](Shard::Resources* resources, std::string* why) {
         if (!TakePool(shard, why)) return false;
-        *resources = {.pool = pools_[id], .fabric = fabric_.get()};
+        *resources = {.pool = pools_[id], .fabric = fabric_.get(), .faults = &faults_};
         return true;
       },
       error);

@@ -17,6 +17,7 @@
 #include "nic_sim/device/device.h"
 #include "nic_sim/engine/shard.h"
 #include "nic_sim/fabric/fabric.h"
+#include "nic_sim/faults/device_faults.h"
 #include "nic_sim/port/ip_host.h"
 #include "nic_sim/port/port_options.h"
 
@@ -37,6 +38,7 @@ class Engine final : public PacketSteering {
   void Describe(abi::StatusPage* page) const;
 
   Fabric& fabric() { return *fabric_; }
+  DeviceFaults& faults() { return faults_; }
   // Before the first packet.
   void AddNic(Nic* nic);
   // Joins the NIC to a netdev; before Shard::WatchWires. False with a sentence.
@@ -73,6 +75,7 @@ class Engine final : public PacketSteering {
   abi::EngineMode mode_ = abi::kEngineThreadPerCpu;
   std::vector<int> cpus_;  // of a shard's threads; -1: any
   std::unique_ptr<Fabric> fabric_;
+  DeviceFaults faults_;
   std::vector<Nic*> nics_;            // by PortId; constant after the start
   rte_mempool* port_pool_ = nullptr;  // frames from outside; made with the first port
   uint32_t port_count_ = 0;

@@ -93,6 +93,8 @@ bool Shard::RunPass() {
   worked |= RunDoorbells();
   worked |= RunQps();
   RunTimers();
+  if (!delayed_.empty()) [[unlikely]]
+    RunDelayed();
   RunNotifications();
   last_pass_ = now_;
   worked_this_pass_ = worked;
@@ -443,6 +445,8 @@ void Shard::RunTimers() {
   for (uint32_t i = 0; i < kBurst; ++i) {
     Qp* qp = timers_.PopDue(now_);
     if (qp == nullptr) return;
+    if (resources_.fabric->stalled(qp->nic().port())) [[unlikely]]
+      qp->ShiftDeadlines(Duration::Microseconds(200));
     if (qp->next_timeout() <= now_) {
       trace_.Record({.time_ns = now_.ns(),
                      .qpn = qp->qpn().value(),
@@ -472,6 +476,7 @@ void Shard::RunNotifications() {
 Time Shard::NextDeadline() const {
   Time next = std::min(timers_.next(), resources_.fabric->next_deadline());
   next = std::min(next, next_notification_);
+  for (const DelayedCompletion& one : delayed_) next = std::min(next, one.release);
   // Another shard may have made room in the netdev.
   if (!waiting_for_netdev_.empty()) next = std::min(next, now_ + Duration::Microseconds(200));
   return next;
@@ -543,6 +548,7 @@ void Shard::Reserve() {
 }
 
 void Shard::ForgetQp(Qp& qp) {
+  std::erase_if(delayed_, [&qp](const auto& one) { return one.qp == &qp; });
   timers_.Remove(qp);
   if (qp.waits_for_netdev) std::erase(waiting_for_netdev_, &qp);
   if (!qp.in_ready_list) return;
@@ -557,6 +563,7 @@ void Shard::ForgetQp(Qp& qp) {
 }
 
 void Shard::ForgetCq(CompletionQueue& cq) {
+  std::erase_if(delayed_, [&cq](const auto& one) { return one.cq == &cq; });
   std::erase(dirty_cqs_, &cq);
   if (dirty_cqs_.empty()) next_notification_ = Time::Never();
 }

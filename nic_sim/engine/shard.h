@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "nic_sim/device/context.h"
 #include "nic_sim/engine/timer_heap.h"
 #include "nic_sim/fabric/fabric.h"
+#include "nic_sim/faults/device_faults.h"
 #include "nic_sim/mem/dma_queue.h"
 #include "nic_sim/qp/qp.h"
 #include "nic_sim/queues/completion_queue.h"
@@ -77,6 +79,7 @@ class Shard final : public InboxOwner {
   struct Resources {
     rte_mempool* pool = nullptr;  // of the packets that it sends
     Fabric* fabric = nullptr;
+    DeviceFaults* faults = nullptr;
   };
   using Prepare = std::function<bool(Resources*, std::string*)>;
 
@@ -97,6 +100,7 @@ class Shard final : public InboxOwner {
   void WatchWires();
   void OnForeignPackets() override { Kick(); }
   Fabric& fabric() { return *resources_.fabric; }
+  DeviceFaults& faults() { return *resources_.faults; }
 
   // --- Under the lock ---
   transport::Time now() const { return now_; }
@@ -108,6 +112,16 @@ class Shard final : public InboxOwner {
   // faster than the command that destroys a QP, and programs rely on it.
   void SendPosted(Qp& qp);
   void MarkDirty(CompletionQueue& cq);
+  // A rule meddles with completions, or one still waits.
+  bool touches_completions() const {
+    return resources_.faults->wants(DeviceFaults::kAtCompletion) | !delayed_.empty();
+  }
+  // Writes it when `delay` is over and those before it of the QP's queue are out.
+  // False: not kept, there are too many; the caller writes it.
+  bool Delay(Qp& qp, CompletionQueue& cq, const transport::Completion& completion,
+             const CqeOrigin& origin, transport::Duration delay);
+  // QPs that the application of `pid` has created here so far.
+  std::shared_ptr<uint32_t> QpCountOf(pid_t pid);
   void AddSource(DoorbellSource* source);
   void RemoveSource(DoorbellSource* source);
   // For the first shard, which is there before the NICs.
@@ -130,6 +144,15 @@ class Shard final : public InboxOwner {
   static constexpr uint32_t kBurst = 32;        // packets of one rx step or QP turn
   static constexpr uint32_t kTxBurst = 64;      // packets whose payload is fetched together
   static constexpr uint32_t kFetchBudget = 64;  // WQEs of one QP in one turn
+
+  // A completion that a rule delays.
+  struct DelayedCompletion {
+    transport::Time release;
+    Qp* qp = nullptr;
+    CompletionQueue* cq = nullptr;
+    transport::Completion completion;
+    CqeOrigin origin;
+  };
 
   // A packet on its way out, before its payload is there.
   struct Outgoing {
@@ -173,6 +196,7 @@ class Shard final : public InboxOwner {
   bool BuildPacket(Qp& qp, const transport::TxPacket& tx, bool response, rte_mbuf* packet);
   void FlushOutgoing();
   void RunTimers();
+  void RunDelayed();
   void RunNotifications();
   transport::Time NextDeadline() const;
 
@@ -205,6 +229,8 @@ class Shard final : public InboxOwner {
   TimerHeap timers_;
   std::vector<Qp*> waiting_for_netdev_;
   std::vector<CompletionQueue*> dirty_cqs_;
+  std::vector<DelayedCompletion> delayed_;  // of a QP's queue in order
+  std::map<pid_t, std::weak_ptr<uint32_t>> qp_counts_;
   std::vector<rte_mbuf*> received_;  // of this pass, until their bytes are placed
   Outgoing outgoing_[kTxBurst];
   uint32_t outgoing_count_ = 0;

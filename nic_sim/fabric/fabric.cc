@@ -47,6 +47,7 @@ struct Port {
   std::array<PortQueue, kInboxes> received;  // by shard
   std::unique_ptr<Wire> wire;                // null: not joined to a netdev
   bool was_up = true;                        // when NoteLinks looked last
+  std::atomic<bool> stalled{false};          // by a rule, as NoteStalls found it
 };
 
 struct Inbox {
@@ -129,6 +130,7 @@ struct Fabric::State {
   ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
   void Announce();
   void NoteLinks();
+  void NoteStalls(Time now);
   void SendOut(PortId port, rte_mbuf* packet);
 
   void TakeIn(PortId port, rte_mbuf* packet, Time now);
@@ -154,6 +156,7 @@ struct Fabric::State {
   std::vector<std::unique_ptr<Port>> ports;
   std::vector<PortId> wired;  // ports with a wire; constant after the first packet
   std::atomic<bool> has_wires{false};
+  std::atomic<bool> may_wait{false};  // there is a wire, or a port is stalled
   std::unordered_map<Gid, PortId> ports_by_gid;
   // Last answers, since neighbours in a burst mostly have one destination.
   // As on the wire; 0 never is a destination.
@@ -252,6 +255,11 @@ void Fabric::State::Enqueue(PortId port, ShardId shard, rte_mbuf* packet) {
     inbox.news = news = true;
   }
   PortQueue& queue = ports[port]->received[shard];
+  if (ports[port]->stalled && queue.packets.size() >= kMaxForeignPackets) [[unlikely]] {
+    Discard(port, Direction::kRx, DropReason::queue_full);
+    rte_pktmbuf_free(packet);
+    return;
+  }
   queue.packets.Push(packet);
   queue.has_some.store(true, std::memory_order_release);
 }
@@ -555,11 +563,27 @@ void Fabric::State::NoteLinks() {
   }
 }
 
+// NICs that rules hold up, and those that go on.
+void Fabric::State::NoteStalls(Time now) {
+  bool any = has_wires;
+  bool released = false;
+  for (PortId id = 0; id < ports.size(); ++id) {
+    const bool stalls = faults.has_stalls() && faults.stalled(id, now);
+    any |= stalls;
+    released |= ports[id]->stalled.exchange(stalls) && !stalls;
+  }
+  may_wait = any;
+  if (!released) return;
+  for (const Inbox& inbox : inboxes) {
+    if (inbox.owner != nullptr) inbox.owner->OnForeignPackets();
+  }
+}
+
 void Fabric::AttachWire(PortId port, std::unique_ptr<Wire> wire) {
   const std::lock_guard guard(state_->mutex);
   state_->ports[port]->wire = std::move(wire);
   state_->wired.push_back(port);
-  state_->has_wires = true;
+  state_->has_wires = state_->may_wait = true;
 }
 
 std::optional<WireStatus> Fabric::wire_status(PortId port) const {
@@ -578,8 +602,10 @@ std::vector<int> Fabric::wake_fds() const {
 }
 
 bool Fabric::congested(PortId port) const {
-  if (!state_->has_wires) [[likely]]
+  if (!state_->may_wait) [[likely]]
     return false;
+  if (state_->ports[port]->stalled) return true;
+  if (!state_->has_wires) return false;
   const std::lock_guard guard(state_->mutex);
   const Wire* wire = state_->ports[port]->wire.get();
   return wire != nullptr && wire->congested();
@@ -712,8 +738,10 @@ void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now)
   for (rte_mbuf* packet : packets) state.Send(port, packet, now);
   state.FlushWires(now);
   state.Announce();
-  if (!state.plain) [[unlikely]]
+  if (!state.plain) [[unlikely]] {
     state.NoteLinks();
+    state.NoteStalls(now);
+  }
 }
 
 size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard) {
@@ -732,7 +760,12 @@ size_t Fabric::Receive(PortId port, std::span<rte_mbuf*> out, ShardId shard) {
 }
 
 bool Fabric::has_received(PortId port, ShardId shard) const {
-  return state_->ports[port]->received[shard].has_some.load(std::memory_order_acquire);
+  return state_->ports[port]->received[shard].has_some.load(std::memory_order_acquire) &&
+         !state_->ports[port]->stalled.load(std::memory_order_relaxed);
+}
+
+bool Fabric::stalled(PortId port) const {
+  return state_->ports[port]->stalled.load(std::memory_order_relaxed);
 }
 
 Time Fabric::next_deadline() const {
@@ -759,13 +792,14 @@ void Fabric::HandleTimeout(Time now) {
   state_->FlushWires(now);
   state_->Announce();
   state_->NoteLinks();
+  if (!state_->plain) state_->NoteStalls(now);
 }
 
-uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
+uint32_t Fabric::AddRule(std::string_view text, std::string* error, std::string* field) {
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   FaultRule rule;
-  if (!ParseFaultRule(text, &rule, error)) return 0;
+  if (!ParseFaultRule(text, &rule, error, field)) return 0;
   PortId port = FaultStage::kAnyPort;
   if (rule.device) {
     const auto found = std::find_if(
@@ -773,6 +807,7 @@ uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
         [&](const std::unique_ptr<Port>& p) { return p->config.device == *rule.device; });
     if (found == state.ports.end()) {
       *error = "bad value in 'dev=" + *rule.device + "': there is no such device";
+      if (field != nullptr) *field = "dev";
       return 0;
     }
     port = static_cast<PortId>(found - state.ports.begin());
@@ -781,7 +816,23 @@ uint32_t Fabric::AddRule(std::string_view text, std::string* error) {
   if (id == 0) *error = "there are " + std::to_string(kMaxFaultRules) + " rules already";
   state.UpdatePlain();
   state.NoteLinks();
+  state.NoteStalls(state.latest);
   return id;
+}
+
+uint32_t Fabric::TakeRuleId() {
+  const std::lock_guard guard(state_->mutex);
+  return state_->faults.TakeId();
+}
+
+void Fabric::NameQp(PortId port, uint32_t qpn, std::string_view app, uint32_t nth) {
+  const std::lock_guard guard(state_->mutex);
+  state_->faults.qps().Name(port, qpn, app, nth);
+}
+
+void Fabric::ForgetQp(PortId port, uint32_t qpn) {
+  const std::lock_guard guard(state_->mutex);
+  state_->faults.qps().Forget(port, qpn);
 }
 
 nlohmann::json Fabric::ListRules() const {
@@ -799,6 +850,7 @@ uint32_t Fabric::ClearRules(uint32_t id) {
   const uint32_t removed = state_->faults.Clear(id);
   state_->UpdatePlain();
   state_->NoteLinks();
+  state_->NoteStalls(state_->latest);
   return removed;
 }
 

@@ -113,6 +113,9 @@ class Fabric {
   // The port's netdev has no room: QPs of the port should wait. Changes in
   // HandleTimeout.
   bool congested(PortId port) const;
+  // A rule has brought the port's NIC to a standstill: it sends and takes nothing, and its
+  // clocks do not go on.
+  bool stalled(PortId port) const;
   // Largest path MTU that packets of the port may have; follows the netdev's MTU
   // as of the last RefreshLinks.
   transport::Pmtu active_mtu(PortId port) const;
@@ -166,7 +169,12 @@ class Fabric {
 
   // Fault rules: 'ACTION [key=value ...]'. Add gives the id (> 0), or 0 with a
   // sentence in *error that names the bad word.
-  uint32_t AddRule(std::string_view text, std::string* error);
+  uint32_t AddRule(std::string_view text, std::string* error, std::string* field = nullptr);
+  // An id for a rule that is not one of the fabric's.
+  uint32_t TakeRuleId();
+  // Whose QP that is, for rules with app= and nth_qp=: the `nth` of application `app`.
+  void NameQp(PortId port, uint32_t qpn, std::string_view app, uint32_t nth);
+  void ForgetQp(PortId port, uint32_t qpn);
   nlohmann::json ListRules() const;
   // Calls visit(event) for the last hits of rules, oldest first, with the fabric's lock.
   void ForEachHit(const std::function<void(const TraceEvent&)>& visit) const;

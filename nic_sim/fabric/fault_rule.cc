@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
 #include <utility>
 #include <vector>
 
 #include "nic_sim/fabric/packet.h"
+#include "nic_sim/faults/device_rule.h"
+#include "nic_sim/faults/rule_text.h"
 #include "transport/wire/opcode.h"
 
 namespace verbena::nic {
@@ -20,12 +20,11 @@ using transport::OpcodeName;
 using transport::OpcodeTraits;
 using transport::TraitsOf;
 
-constexpr uint64_t kMaxUs = 3'600'000'000;  // an hour
+constexpr uint64_t kMaxUs = kMaxRuleMicroseconds;
 constexpr uint64_t kMaxDistance = 1024;
 constexpr uint64_t kMaxMbps = 1'000'000;
-constexpr size_t kMaxTextBytes = 1024;
 
-constexpr std::array<std::pair<std::string_view, FaultAction>, 11> kActions = {{
+constexpr std::array<std::pair<std::string_view, FaultAction>, 14> kActions = {{
     {"drop", FaultAction::kDrop},
     {"duplicate", FaultAction::kDuplicate},
     {"corrupt", FaultAction::kCorrupt},
@@ -37,27 +36,10 @@ constexpr std::array<std::pair<std::string_view, FaultAction>, 11> kActions = {{
     {"mark", FaultAction::kMark},
     {"down", FaultAction::kDown},
     {"hold", FaultAction::kHold},
+    {"stall", FaultAction::kStall},
+    {"slow_dma", FaultAction::kSlowDma},
+    {"forge", FaultAction::kForge},
 }};
-
-std::vector<std::string_view> Split(std::string_view text, std::string_view separators) {
-  std::vector<std::string_view> words;
-  size_t at = 0;
-  while ((at = text.find_first_not_of(separators, at)) != std::string_view::npos) {
-    const size_t end = text.find_first_of(separators, at);
-    words.push_back(text.substr(at, end == std::string_view::npos ? end : end - at));
-    if (end == std::string_view::npos) break;
-    at = end;
-  }
-  return words;
-}
-
-std::string Upper(std::string_view text) {
-  std::string upper(text);
-  for (char& c : upper) {
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  }
-  return upper;
-}
 
 // One spelling for the names that the specification, tshark and this code use:
 // "SEND Last with Immediate", "SEND_LAST_IMM" -> SEND_LAST_IMM.
@@ -73,9 +55,9 @@ std::string CanonicalOpcode(std::string_view name) {
       {"AND", ""},
       {"RDMA", ""},
   }};
-  const std::string upper = Upper(name);
+  const std::string upper = UpperCase(name);
   std::string canonical;
-  for (std::string_view word : Split(upper, "_- ")) {
+  for (std::string_view word : SplitWords(upper, "_- ")) {
     for (const auto& [other, ours] : kSame) {
       if (word == other) word = ours;
     }
@@ -92,30 +74,14 @@ bool InClass(std::string_view name, const OpcodeTraits& traits) {
   if (name == "READ") return traits.is_read_request() || traits.is_read_response();
   if (name == "ATOMIC") return traits.is_atomic() || traits.is_atomic_acknowledge();
   if (name == "ACK") return traits.is_acknowledge();
+  if (name == "REQUEST") return !traits.is_response();
+  if (name == "RESPONSE") return traits.is_response();
+  if (name == "FIRST") return traits.begins_message() && !traits.ends_message();
+  if (name == "MIDDLE") return !traits.begins_message() && !traits.ends_message();
+  if (name == "LAST") return traits.ends_message() && !traits.begins_message();
+  if (name == "ONLY") return traits.begins_message() && traits.ends_message();
+  if (name == "IMM") return traits.has_imm();
   return false;
-}
-
-// A whole number in [low, high].
-std::optional<uint64_t> ParseNumber(std::string_view text, uint64_t low, uint64_t high) {
-  int base = 10;
-  if (text.starts_with("0x") || text.starts_with("0X")) {
-    base = 16;
-    text.remove_prefix(2);
-  }
-  uint64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, value, base);
-  if (result.ec != std::errc() || result.ptr != end || value < low || value > high) return {};
-  return value;
-}
-
-std::optional<double> ParseProbability(std::string_view text) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, value);
-  if (result.ec != std::errc() || result.ptr != end) return {};
-  if (!std::isfinite(value) || value < 0 || value > 1) return {};
-  return value;
 }
 
 // Reads the value of one key; false, with what it should be, if it is bad.
@@ -145,6 +111,14 @@ class KeyReader {
     if (key == "xor") return ReadFlippedBits(value);
     if (key == "icrc") return ReadIcrc(value);
     if (key.find('.') != std::string_view::npos) return ReadChange(key, value);
+    if (key == "app") return ReadApp(value);
+    if (key == "nth_qp") return Number(value, 1, UINT32_MAX, &rule_.nth_qp);
+    if (key == "pair") return ReadPair(value);
+    if (key == "msg") return Number(value, 1, UINT32_MAX, &rule_.message);
+    if (key == "dist") return ReadDistribution(value);
+    if (key == "kind") return ReadKind(value);
+    if (key == "rnr_timer") return Number(value, 0, 31, &rule_.rnr_timer);
+    if (key == "period") return ReadMicroseconds(value, 1, &rule_.period.emplace());
     if (key == "psn") return Number(value, 0, 0xffffff, &rule_.psn_offset);
     if (key == "nth") return Number(value, 1, UINT64_MAX, &rule_.nth);
     if (key == "every") return Number(value, 1, UINT64_MAX, &rule_.every);
@@ -161,6 +135,50 @@ class KeyReader {
     rule_.device = std::string(value);
     return !value.empty();
   }
+  bool ReadApp(std::string_view value) {
+    expected_ = "the name of a process";
+    rule_.app = std::string(value.substr(0, kMaxAppName));
+    return !value.empty();
+  }
+  bool ReadPair(std::string_view value) {
+    const size_t dash = value.find('-');
+    std::optional<uint32_t> a, b;
+    const bool good = dash != std::string_view::npos &&
+                      Number(value.substr(0, dash), 0, 0xffffff, &a) &&
+                      Number(value.substr(dash + 1), 0, 0xffffff, &b);
+    expected_ = "two QP numbers, A-B,";
+    if (good) rule_.pair = {*a, *b};
+    return good;
+  }
+  bool ReadDistribution(std::string_view value) {
+    expected_ = "uniform, normal, exponential or pareto";
+    using enum DelayDistribution;
+    static constexpr std::pair<std::string_view, DelayDistribution> kNames[] = {
+        {"uniform", kUniform},
+        {"normal", kNormal},
+        {"exponential", kExponential},
+        {"pareto", kPareto}};
+    for (const auto& [name, distribution] : kNames) {
+      if (value != name) continue;
+      rule_.distribution = distribution;
+      return true;
+    }
+    return false;
+  }
+  // Syndromes: IBTA Vol 1 §9.7.5.1.1, tables 45 to 47.
+  bool ReadKind(std::string_view value) {
+    expected_ = "ack, rnr, nak_sequence, nak_request, nak_access, nak_operation or cnp";
+    static constexpr std::pair<std::string_view, std::optional<uint8_t>> kNames[] = {
+        {"ack", 0x1f},         {"rnr", 0x20},        {"nak_sequence", 0x60},
+        {"nak_request", 0x61}, {"nak_access", 0x62}, {"nak_operation", 0x63},
+        {"cnp", std::nullopt}};
+    for (const auto& [name, syndrome] : kNames) {
+      if (value != name) continue;
+      rule_.syndrome = syndrome;
+      return rule_.has_kind = true;
+    }
+    return false;
+  }
   bool ReadDirection(std::string_view value) {
     expected_ = "tx or rx";
     if (value == "tx") rule_.direction = Direction::kTx;
@@ -170,8 +188,8 @@ class KeyReader {
   bool ReadOpcode(std::string_view value) {
     expected_ =
         "an opcode such as RC_SEND_ONLY or RDMA_WRITE_FIRST, or one of send, write, read, atomic, "
-        "ack, any";
-    if (Upper(value) == "ANY") return true;
+        "ack, request, response, first, middle, last, only, imm, any";
+    if (UpperCase(value) == "ANY") return true;
     rule_.opcodes = ParseOpcodeSet(value);
     return rule_.opcodes.has_value();
   }
@@ -246,7 +264,7 @@ class KeyReader {
     expected_ = high == UINT64_MAX
                     ? "a whole number, at least " + std::to_string(low)
                     : "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
-    const std::optional<uint64_t> value = ParseNumber(text, low, high);
+    const std::optional<uint64_t> value = ParseRuleNumber(text, low, high);
     if (value) *out = static_cast<T>(*value);
     return value.has_value();
   }
@@ -254,8 +272,6 @@ class KeyReader {
   FaultRule& rule_;
   std::string& expected_;
 };
-
-std::string Quoted(std::string_view word) { return "'" + std::string(word) + "'"; }
 
 bool ParseAction(std::string_view word, FaultRule* rule, std::string* error) {
   for (const auto& [name, action] : kActions) {
@@ -265,17 +281,22 @@ bool ParseAction(std::string_view word, FaultRule* rule, std::string* error) {
     }
   }
   *error = "unknown action " + Quoted(word) +
-           ": drop, duplicate, corrupt, truncate, set, reorder, delay, rate, mark, down or hold";
+           ": drop, duplicate, corrupt, truncate, set, reorder, delay, rate, mark, down, hold, "
+           "stall, slow_dma, forge, " +
+           DeviceActionNames();
   return false;
 }
 
 // Whether a key of some actions only goes with `action`; true for all others.
 bool GoesWith(std::string_view key, FaultAction action) {
   using enum FaultAction;
-  if (key == "us") return action == kDelay || action == kDown;
-  if (key == "jitter") return action == kDelay;
+  const bool down_like = action == kDown || action == kStall;
+  if (key == "us") return action == kDelay || down_like || action == kSlowDma;
+  if (key == "period") return down_like;
+  if (key == "jitter" || key == "dist") return action == kDelay;
+  if (key == "kind" || key == "rnr_timer") return action == kForge;
   if (key == "by") return action == kReorder;
-  if (key == "mbps") return action == kRate;
+  if (key == "mbps") return action == kRate || action == kSlowDma;
   if (key == "bytes") return action == kTruncate;
   if (key == "at" || key == "xor") return action == kCorrupt;
   if (key == "icrc") return action == kCorrupt || action == kSet;
@@ -292,6 +313,22 @@ bool CheckKeys(const FaultRule& rule, bool has_flipped, std::string* error) {
     *error = "'truncate' needs 'bytes=', the bytes to cut off";
   } else if (rule.action == FaultAction::kSet && rule.changes.empty()) {
     *error = "'set' needs a header field, for example 'bth.psn=+1'";
+  } else if (rule.action == FaultAction::kStall && !rule.device) {
+    *error = "'stall' needs 'dev=', the device that stands still";
+  } else if (rule.action == FaultAction::kSlowDma && !rule.device) {
+    *error = "'slow_dma' needs 'dev=', the device that is slow";
+  } else if (rule.action == FaultAction::kSlowDma && !rule.duration && !rule.mbps) {
+    *error = "'slow_dma' needs 'us=', for each packet, or 'mbps='";
+  } else if (rule.action == FaultAction::kForge && !rule.has_kind) {
+    *error = "'forge' needs 'kind=', for example 'forge kind=rnr opcode=send nth=1'";
+  } else if (rule.rnr_timer && rule.syndrome != 0x20) {
+    *error = "'rnr_timer=' is for 'kind=rnr'";
+  } else if (rule.distribution != DelayDistribution::kUniform && rule.jitter == Duration()) {
+    *error = "'dist=' needs 'jitter=', its width";
+  } else if (rule.period && (!rule.duration || *rule.duration >= *rule.period)) {
+    *error = "'period=' needs 'us=', a shorter time";
+  } else if (rule.period && rule.has_trigger()) {
+    *error = "'period=' does not go with keys that select packets";
   } else if (has_flipped && !rule.at) {
     *error = "'xor=' needs 'at=', the byte's place";
   } else if (rule.nth && rule.every) {
@@ -306,11 +343,10 @@ bool CheckKeys(const FaultRule& rule, bool has_flipped, std::string* error) {
   return false;
 }
 
-}  // namespace
-
-std::optional<std::bitset<256>> ParseOpcodeSet(std::string_view name) {
+// Of one name or class.
+std::optional<std::bitset<256>> ParseOpcode(std::string_view name) {
   std::bitset<256> set;
-  const std::string class_name = Upper(name);
+  const std::string class_name = UpperCase(name);
   const std::string wanted = CanonicalOpcode(name);
   for (unsigned code = 0; code < 256; ++code) {
     const auto opcode = static_cast<Opcode>(code);
@@ -324,18 +360,38 @@ std::optional<std::bitset<256>> ParseOpcodeSet(std::string_view name) {
   return set;
 }
 
-bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) {
+}  // namespace
+
+std::optional<std::bitset<256>> ParseOpcodeSet(std::string_view names) {
+  std::bitset<256> set;
+  for (const std::string_view name : SplitWords(names, ",")) {
+    const std::optional<std::bitset<256>> one = ParseOpcode(name);
+    if (!one) return std::nullopt;
+    set |= *one;
+  }
+  if (set.none()) return std::nullopt;
+  return set;
+}
+
+bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error,
+                    std::string* field) {
   *rule = FaultRule();
-  if (text.size() > kMaxTextBytes) {
-    *error = "the rule is longer than " + std::to_string(kMaxTextBytes) + " characters";
+  std::string unused;
+  std::string& bad = field != nullptr ? *field : unused;
+  bad.clear();
+  if (text.size() > kMaxRuleBytes) {
+    *error = "the rule is longer than " + std::to_string(kMaxRuleBytes) + " characters";
     return false;
   }
-  const std::vector<std::string_view> words = Split(text, " \t\n");
+  const std::vector<std::string_view> words = SplitWords(text, " \t\n");
   if (words.empty()) {
     *error = "a rule is 'ACTION [key=value ...]', for example 'drop opcode=send nth=3'";
     return false;
   }
-  if (!ParseAction(words[0], rule, error)) return false;
+  if (!ParseAction(words[0], rule, error)) {
+    bad = "action";
+    return false;
+  }
   rule->text = words[0];
 
   std::string expected;
@@ -345,6 +401,7 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) 
     const std::string_view word = words[i];
     const size_t equals = word.find('=');
     const std::string_view key = word.substr(0, equals);
+    bad = key;
     if (equals == std::string_view::npos) {
       *error = "bad word " + Quoted(word) + ": key=value is expected";
       return false;
@@ -360,9 +417,9 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) 
     if (!good) {
       *error =
           "unknown key " + Quoted(key) +
-          ": dev, dir, qpn, sqpn, dqpn, opcode, psn, mad, size, transmission, after, until, nth, "
-          "every, prob, burst, seed, count, us, jitter, by, mbps, bytes, at, xor, icrc or a "
-          "header field such as bth.psn";
+          ": dev, dir, app, nth_qp, qpn, sqpn, dqpn, pair, opcode, psn, msg, mad, size, "
+          "transmission, after, until, nth, every, prob, burst, seed, count, us, period, jitter, "
+          "dist, by, mbps, bytes, at, xor, icrc, kind, rnr_timer or a header field such as bth.psn";
       return false;
     }
     if (!*good) {
@@ -376,6 +433,7 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error) 
     rule->text += ' ';
     rule->text += word;
   }
+  bad.clear();
   return CheckKeys(*rule, std::ranges::find(seen, "xor") != seen.end(), error);
 }
 

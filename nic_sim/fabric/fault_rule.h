@@ -15,10 +15,19 @@
 //              value. The ICRC is computed anew unless icrc=wrong
 //   reorder    the packet waits until by= (default 1) later packets of the same
 //              flow went ahead, at most kReorderLimit; one of a flow at a time
-//   delay      the packet waits us= microseconds, and up to jitter= more;
-//              packets of one rule stay in order
+//   delay      the packet waits us= microseconds, and up to jitter= more: evenly, or as
+//              dist= says, normal (us= the mean, jitter= the deviation), exponential
+//              or pareto (jitter= the scale). Packets of one rule stay in order
 //   rate       packets wait until a link of mbps= (10^6 bit/s of frames) has sent
 //              those before; kRateQueue wait, what comes on top is dropped
+//   stall      the NIC of dev= stands still (neither sends nor takes, timers wait), for
+//              us= or while the rule exists, or at the packet that keys select, as down
+//   slow_dma   each packet with payload that the NIC of dev= sends or takes holds it up
+//              for us=, or as long as mbps= needs for the payload
+//   forge      the packet goes on, and its sender gets an answer that nobody sent:
+//              kind=ack, rnr (rnr_timer=, IBTA code, default 1), nak_sequence,
+//              nak_request, nak_access, nak_operation, each for the packet's PSN (RC
+//              and XRC requests), or cnp
 //   mark       ECN becomes Congestion Experienced
 //   hold       the packet waits, in order with the others that the rule holds, until
 //              FaultStage::Release lets it go or the rule is removed; of more than
@@ -34,6 +43,10 @@
 //                 is sent, or, if D only receives it, there.
 //   qpn=N         dir=tx: its source QP; dir=rx: its destination QP; without
 //                 dir=: the QP of D, or any of the two without dev=
+//   app=NAME, nth_qp=N   as qpn=, the QP is of a process of that name, its N-th
+//   pair=A-B      between the QPs A and B, both ways
+//   msg=N         of the requester's N-th message (or of the answers to it), counted from
+//                 the first rule with this key on
 //   sqpn=N, dqpn=N   its source QP, its destination QP, on either side
 //   size=N, size=N-M bytes from the IP header to the ICRC
 //   transmission=N   it is sent for the N-th time (1: no retransmission), counted
@@ -41,7 +54,8 @@
 //   after=US, until=US   microseconds since the rule was added
 //   opcode=NAME   "RC_SEND_ONLY", "rdma_write_first" (of any service), or a
 //                 class: send, write, read (requests and responses), atomic
-//                 (requests and results), ack (ACK, NAK, RNR NAK), any
+//                 (requests and results), ack (ACK, NAK, RNR NAK), request, response,
+//                 first, middle, last, only, imm, any; several with commas: any of them
 //   psn=N         PacketMeta::psn_offset
 //   mad=NAME      a message of the connection manager: req, mra, rej, rep, rtu,
 //                 dreq, drep, sidr_req, sidr_rep, lap, apr
@@ -62,6 +76,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "nic_sim/fabric/packet_queue.h"
@@ -80,8 +95,13 @@ enum class FaultAction : uint8_t {
   kRate,
   kMark,
   kDown,
-  kHold
+  kHold,
+  kStall,
+  kSlowDma,
+  kForge
 };
+
+enum class DelayDistribution : uint8_t { kUniform, kNormal, kExponential, kPareto };
 
 // One FIELD=VALUE of `set`.
 struct FieldChange {
@@ -101,6 +121,10 @@ struct FaultRule {
   std::optional<uint32_t> psn_offset;
   std::optional<uint16_t> mad;  // attribute id
   std::optional<uint32_t> transmission;
+  std::optional<std::string> app;
+  std::optional<uint32_t> nth_qp;
+  std::optional<std::pair<uint32_t, uint32_t>> pair;
+  std::optional<uint32_t> message;
   uint32_t min_size = 0;
   uint32_t max_size = UINT32_MAX;
   transport::Duration after;                 // since it was added
@@ -112,7 +136,12 @@ struct FaultRule {
   std::optional<uint64_t> seed;
   std::optional<uint64_t> count;
   std::optional<transport::Duration> duration;  // us=
+  std::optional<transport::Duration> period;    // of kDown and kStall
   transport::Duration jitter;
+  DelayDistribution distribution = DelayDistribution::kUniform;
+  std::optional<uint8_t> syndrome;  // of kForge; none: CNP
+  bool has_kind = false;
+  std::optional<uint8_t> rnr_timer;
   uint32_t distance = 1;          // by=
   std::optional<uint32_t> mbps;   // of kRate
   std::optional<uint32_t> bytes;  // of kTruncate
@@ -124,19 +153,27 @@ struct FaultRule {
 
   // It begins or ends by the clock, which starts when the rule is added.
   bool has_times() const {
-    return after > transport::Duration() || until || (action == FaultAction::kDown && duration);
+    return after > transport::Duration() || until || (is_down_like() && duration);
   }
+  // It has a state of its own that packets or the clock change.
+  bool is_down_like() const {
+    return action == FaultAction::kDown || action == FaultAction::kStall;
+  }
+  bool names_qp() const { return app || nth_qp; }
   // A packet can be singled out, so `down` waits for it.
   bool has_trigger() const {
     return qpn || source_qpn || dest_qpn || opcodes || psn_offset || mad || transmission || nth ||
-           every || probability || min_size > 0 || max_size < UINT32_MAX;
+           every || probability || app || nth_qp || pair || message || min_size > 0 ||
+           max_size < UINT32_MAX;
   }
 };
 
-// False with a sentence in *error that quotes the bad word.
-bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error);
+// False with a sentence in *error that quotes the bad word, and in *field the key that
+// is wrong (empty: the rule).
+bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error,
+                    std::string* field = nullptr);
 
-// The opcodes of a name or class as in opcode=; empty if there is none.
+// The opcodes of names or classes as in opcode=; empty if one is not known.
 std::optional<std::bitset<256>> ParseOpcodeSet(std::string_view name);
 
 }  // namespace verbena::nic

@@ -2,14 +2,19 @@
 #include "nic_sim/fabric/fault_stage.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "nic_sim/faults/rule_text.h"
 #include "transport/base/byteorder.h"
+#include "transport/wire/aeth.h"
 #include "transport/wire/bth.h"
 #include "transport/wire/deth.h"
+#include "transport/wire/icrc.h"
 #include "transport/wire/ip_udp.h"
 
 namespace verbena::nic {
@@ -30,6 +35,8 @@ struct FaultStage::Facts {
   Time now;
   uint32_t bytes = 0;         // from the IP header to the ICRC
   uint32_t transmission = 0;  // only while a rule asks for it
+  uint32_t message = 0;       // likewise
+  uint32_t payload_bytes = 0;
 
   bool is_tx() const { return transit->direction == Direction::kTx; }
   // The port at whose side the stage sees the packet now.
@@ -44,8 +51,10 @@ struct FaultStage::Facts {
   // The packet was altered.
   void Renew(rte_mbuf* packet) {
     const uint32_t count = transmission;
+    const uint32_t its_message = message;
     *this = Facts(packet, now);
     transmission = count;
+    message = its_message;
   }
 
   Facts(rte_mbuf* packet, Time time)
@@ -67,6 +76,9 @@ struct FaultStage::Facts {
       mad = LoadBe16(&frame[bth + kMad + 16]);
     }
     psn = header.psn.value();
+    const size_t around = bth + TraitsOf(header.opcode).header_bytes + kIcrcBytes +
+                          (static_cast<uint8_t>(frame[bth + 1]) >> 4 & 3);
+    if (frame.size() > around) payload_bytes = static_cast<uint32_t>(frame.size() - around);
   }
 };
 
@@ -157,14 +169,6 @@ bool SameFlow(const PacketTransit& a, const PacketTransit& b) {
 
 }  // namespace
 
-// SplitMix64.
-uint64_t FaultStage::Random(ActiveRule* rule) {
-  uint64_t z = rule->generator += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 uint32_t FaultStage::Add(const FaultRule& rule, PortId port) {
   if (rules_.size() >= kMaxFaultRules) return 0;
   ActiveRule& active = rules_.emplace_back();
@@ -173,9 +177,12 @@ uint32_t FaultStage::Add(const FaultRule& rule, PortId port) {
   active.id = next_id_++;
   active.generator = rule.seed.value_or(active.id);
   if (rule.transmission && counting_rules_++ == 0) transmissions_.clear();
+  if (rule.message && message_rules_++ == 0) qps_.ForgetMessages();
+  const bool stalls = rule.action == FaultAction::kStall || rule.action == FaultAction::kSlowDma;
+  if (stalls) ++stalling_rules_;
   // What needs no time is down at once.
-  active.is_down = rule.action == FaultAction::kDown && !rule.has_trigger() && !rule.duration &&
-                   !rule.has_times();
+  active.is_down =
+      rule.is_down_like() && !rule.has_trigger() && !rule.duration && !rule.has_times();
   return active.id;
 }
 
@@ -196,6 +203,9 @@ uint32_t FaultStage::Clear(uint32_t id) {
       continue;
     }
     if (rule->rule.transmission) --counting_rules_;
+    if (rule->rule.message) --message_rules_;
+    const FaultAction action = rule->rule.action;
+    if (action == FaultAction::kStall || action == FaultAction::kSlowDma) --stalling_rules_;
     held_ -= rule->held.size();
     released_.Append(&rule->held);
     rule = rules_.erase(rule);
@@ -259,11 +269,6 @@ nlohmann::json FaultStage::Held() const {
   return list;
 }
 
-bool FaultStage::Chance(ActiveRule* active, double probability) {
-  constexpr double kUnit = 0x1p-53;
-  return static_cast<double>(Random(active) >> 11) * kUnit < probability;  // of [0, 1)
-}
-
 // Before any rule, where the packet is sent or comes in; behind that it only looks.
 uint32_t FaultStage::CountTransmission(const Facts& f) {
   const bool response = TraitsOf(static_cast<Opcode>(f.opcode)).is_response();
@@ -275,8 +280,27 @@ uint32_t FaultStage::CountTransmission(const Facts& f) {
   return count;
 }
 
+// Which message of which requester the packet belongs to; begins one where it is sent.
+void FaultStage::CountMessage(Facts* f) {
+  const OpcodeTraits& traits = TraitsOf(static_cast<Opcode>(f->opcode));
+  const PacketTransit& transit = *f->transit;
+  const uint32_t psn = f->meta->psn_offset;
+  if (traits.is_response()) {
+    f->message = qps_.MessageOf(transit.destination, f->dest_qpn, psn);
+    return;
+  }
+  if (f->is_tx() && traits.begins_message()) qps_.Begin(transit.source, f->meta->source_qpn, psn);
+  f->message = qps_.MessageOf(transit.source, f->meta->source_qpn, psn);
+}
+
+bool FaultStage::IsNamed(const FaultRule& rule, PortId port, uint32_t qpn) const {
+  const QpNames::Owner* owner = qps_.Find(port, qpn);
+  if (owner == nullptr || (rule.app && *rule.app != owner->app)) return false;
+  return !rule.nth_qp || *rule.nth_qp == owner->nth;
+}
+
 // All keys but nth, every, prob, count.
-bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
+bool FaultStage::Matches(const ActiveRule& active, const Facts& f) const {
   const FaultRule& rule = active.rule;
   bool source_qp = f.is_tx();
   bool dest_qp = !f.is_tx();
@@ -294,7 +318,8 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
   }
   if (!active.InWindow(f.now) || f.bytes < rule.min_size || f.bytes > rule.max_size) return false;
   const bool needs_bth = rule.qpn || rule.source_qpn || rule.dest_qpn || rule.opcodes ||
-                         rule.psn_offset || rule.transmission;
+                         rule.psn_offset || rule.transmission || rule.names_qp() || rule.pair ||
+                         rule.message;
   if (needs_bth && f.bth == 0) return false;
   if (rule.source_qpn && *rule.source_qpn != f.meta->source_qpn) return false;
   if (rule.dest_qpn && *rule.dest_qpn != f.dest_qpn) return false;
@@ -302,6 +327,16 @@ bool FaultStage::Matches(const ActiveRule& active, const Facts& f) {
       !(dest_qp && *rule.qpn == f.dest_qpn)) {
     return false;
   }
+  if (rule.names_qp() && !(source_qp && IsNamed(rule, f.transit->source, f.meta->source_qpn)) &&
+      !(dest_qp && IsNamed(rule, f.transit->destination, f.dest_qpn))) {
+    return false;
+  }
+  if (rule.pair) {
+    const auto [a, b] = *rule.pair;
+    const uint32_t from = f.meta->source_qpn;
+    if (!(from == a && f.dest_qpn == b) && !(from == b && f.dest_qpn == a)) return false;
+  }
+  if (rule.message && *rule.message != f.message) return false;
   if (rule.opcodes && !rule.opcodes->test(f.opcode)) return false;
   if (rule.transmission && *rule.transmission != f.transmission) return false;
   if (rule.mad && *rule.mad != f.mad) return false;
@@ -314,9 +349,9 @@ bool FaultStage::Selects(ActiveRule* active, const Facts& facts) {
   if (active->rule.nth && occurrence != *active->rule.nth) return false;
   if (active->rule.every && occurrence % *active->rule.every != 0) return false;
   if (!active->rule.probability) return true;
-  if (!active->in_burst && !Chance(active, *active->rule.probability)) return false;
+  if (!active->in_burst && !Chance(&active->generator, *active->rule.probability)) return false;
   // A burst of N on average ends after each packet with 1/N.
-  active->in_burst = active->rule.burst && !Chance(active, 1.0 / *active->rule.burst);
+  active->in_burst = active->rule.burst && !Chance(&active->generator, 1.0 / *active->rule.burst);
   return true;
 }
 
@@ -344,8 +379,14 @@ void FaultStage::UpdateDown(ActiveRule* active, Time now) {
     if (active->is_down && now >= active->up_again) active->is_down = false;
     return;
   }
-  if (active->exhausted()) return;
-  const bool over = rule.duration && now >= *active->added + rule.after + *rule.duration;
+  if (active->exhausted() && rule.action == FaultAction::kDown) return;
+  const Time start = *active->added + rule.after;
+  if (rule.period) {
+    const int64_t phase = now < start ? 0 : (now - start).ns() % rule.period->ns();
+    active->is_down = active->InWindow(now) && phase < rule.duration->ns();
+    return;
+  }
+  const bool over = rule.duration && now >= start + *rule.duration;
   active->is_down = active->InWindow(now) && !over;
   active->was_down |= active->is_down || over;
 }
@@ -364,6 +405,14 @@ bool FaultStage::ApplyDown(ActiveRule* active, const Facts& facts, Time now) {
   if (!active->is_down) return false;
   if (!active->HasPort(facts.port())) return false;
   if (rule.direction && (*rule.direction == Direction::kTx) != facts.is_tx()) return false;
+  // A stall holds packets back that are not there yet: what is on its way goes on, and the
+  // hit is what began it.
+  if (rule.action == FaultAction::kStall) {
+    if (active->stall_counted == active->up_again) return false;
+    active->stall_counted = active->up_again;
+    Hit(active, facts);
+    return true;
+  }
   Hit(active, facts);
   if (active->exhausted()) active->is_down = false;
   return true;
@@ -375,6 +424,40 @@ void FaultStage::KeepBack(ActiveRule* active, rte_mbuf* packet, Time release) {
   ++held_;
 }
 
+Duration FaultStage::DelayOf(ActiveRule* active) {
+  const FaultRule& rule = active->rule;
+  if (rule.jitter <= Duration()) return *rule.duration;
+  if (rule.distribution == DelayDistribution::kUniform) {
+    const auto most = static_cast<uint64_t>(rule.jitter.ns());
+    return *rule.duration +
+           Duration::Nanoseconds(static_cast<int64_t>(NextRandom(&active->generator) % (most + 1)));
+  }
+  // In (0, 1].
+  const auto unit = [active] {
+    return static_cast<double>((NextRandom(&active->generator) >> 11) + 1) * 0x1p-53;
+  };
+  constexpr double kTwoPi = 6.283185307179586;
+  constexpr double kParetoAlpha = 3;
+  double factor = 0;
+  switch (rule.distribution) {
+    case DelayDistribution::kNormal: {
+      const double radius = std::sqrt(-2 * std::log(unit()));
+      factor = radius * std::cos(kTwoPi * unit());
+      break;
+    }
+    case DelayDistribution::kExponential:
+      factor = -std::log(unit());
+      break;
+    default:
+      factor = std::pow(unit(), -1 / kParetoAlpha) - 1;
+      break;
+  }
+  const double ns =
+      static_cast<double>(rule.duration->ns()) + factor * static_cast<double>(rule.jitter.ns());
+  constexpr double kMost = 3.6e12;  // an hour
+  return Duration::Nanoseconds(static_cast<int64_t>(std::clamp(ns, 0.0, kMost)));
+}
+
 void FaultStage::ApplyDelay(ActiveRule* active, rte_mbuf* packet, Time now, PacketQueue* out) {
   if (held_ >= kMaxHeldPackets) {
     if (active->held.empty()) {
@@ -384,11 +467,7 @@ void FaultStage::ApplyDelay(ActiveRule* active, rte_mbuf* packet, Time now, Pack
     --held_;
     Pass(active->held.Pop(), out);
   }
-  Time release = now + *active->rule.duration;
-  if (active->rule.jitter > Duration()) {
-    const auto most = static_cast<uint64_t>(active->rule.jitter.ns());
-    release = release + Duration::Nanoseconds(static_cast<int64_t>(Random(active) % (most + 1)));
-  }
+  const Time release = now + DelayOf(active);
   // In order: one that waits longer keeps those behind it.
   KeepBack(active, packet, std::max(release, active->last_release));
   active->last_release = TransitOf(packet).release;
@@ -460,6 +539,72 @@ void FaultStage::Leave(rte_mbuf* packet, ActiveRule* holder, Time now, PacketQue
   }
 }
 
+rte_mbuf* FaultStage::Forge(const FaultRule& rule, rte_mbuf* packet, const Facts& f) {
+  const OpcodeTraits& traits = TraitsOf(static_cast<Opcode>(f.opcode));
+  const bool reliable = traits.service == Service::kRc || traits.service == Service::kXrc;
+  const bool answers = rule.syndrome.has_value();
+  // Only a sender of this daemon is known.
+  if (f.bth == 0 || f.meta->source_qpn == 0 || f.transit->source == kOutside ||
+      f.transit->destination == kGroup || (answers && (!reliable || traits.is_response()))) {
+    return nullptr;
+  }
+  rte_mbuf* const forged = rte_pktmbuf_alloc(packet->pool);
+  if (forged == nullptr) return nullptr;
+  constexpr uint32_t kCnpReserved = 16;  // RoCEv2 Annex A17 §17.9.2
+  const uint32_t behind_bth = answers ? Aeth::kBytes : kCnpReserved;
+  const auto size = static_cast<uint16_t>(f.bth + Bth::kBytes + behind_bth + kIcrcBytes);
+  std::byte* const to = rte_pktmbuf_mtod(forged, std::byte*);
+  const std::byte* const from = FrameOf(packet);
+  std::memset(to, 0, size);
+  std::memcpy(to, from, f.bth);
+  forged->data_len = size;
+  forged->pkt_len = size;
+  // Back where it came from.
+  std::memcpy(to, from + 6, 6);
+  std::memcpy(to + 6, from, 6);
+  std::byte* const ip = to + f.l3;
+  const bool is_ipv6 = LoadBe16(ip - 2) == kEtherTypeIpv6;
+  const uint32_t addresses = is_ipv6 ? 8 : 12;
+  const uint32_t address_bytes = is_ipv6 ? 16 : 4;
+  std::memcpy(ip + addresses, from + f.l3 + addresses + address_bytes, address_bytes);
+  std::memcpy(ip + addresses + address_bytes, from + f.l3 + addresses, address_bytes);
+  const auto udp_bytes = static_cast<uint16_t>(size - (f.bth - UdpHeader::kBytes));
+  if (is_ipv6) {
+    StoreBe16(ip + 4, udp_bytes);
+  } else {
+    StoreBe16(ip + 2, static_cast<uint16_t>(size - f.l3));
+    StoreBe16(ip + 10, Ipv4HeaderChecksum(ip));
+  }
+  std::byte* const udp = to + f.bth - UdpHeader::kBytes;
+  StoreBe16(udp + 4, udp_bytes);
+  StoreBe16(udp + 6, 0);
+  std::byte* const bth = to + f.bth;
+  constexpr uint8_t kCnp = 0x81;
+  constexpr uint8_t kServiceBits = 0xe0;
+  bth[0] = std::byte{answers ? static_cast<uint8_t>((f.opcode & kServiceBits) |
+                                                    static_cast<uint8_t>(Opcode::kRcAcknowledge))
+                             : kCnp};
+  bth[1] = from[f.bth + 1] & std::byte{0x40};                           // MigReq
+  std::memcpy(bth + 2, from + f.bth + 2, 2);                            // P_Key
+  StoreBe32(bth + 4, f.meta->source_qpn | (answers ? 0 : 0x40000000));  // CNP: BECN
+  StoreBe32(bth + 8, answers ? f.psn : 0);
+  if (answers) {
+    const uint32_t syndrome = *rule.syndrome | rule.rnr_timer.value_or(*rule.syndrome == 0x20);
+    StoreBe32(bth + Bth::kBytes, syndrome << 24);
+  }
+  MetaOf(forged) = PacketMeta();
+  MetaOf(forged).source_qpn = f.dest_qpn;
+  MetaOf(forged).psn_offset = f.meta->psn_offset;
+  EnsureIcrc(forged);
+  PacketTransit& transit = TransitOf(forged);
+  transit = PacketTransit();
+  transit.flow_qpn = f.meta->source_qpn;
+  transit.source = f.transit->destination;
+  transit.destination = f.transit->source;
+  transit.direction = Direction::kRx;
+  return forged;
+}
+
 // corrupt, truncate and set, of a packet that may be written to. False: it has nothing to alter.
 bool FaultStage::Alter(ActiveRule* active, rte_mbuf* packet, const Facts& facts) {
   switch (active->rule.action) {
@@ -469,7 +614,7 @@ bool FaultStage::Alter(ActiveRule* active, rte_mbuf* packet, const Facts& facts)
       return SetFields(packet, facts.l3, active->rule);
     default:
       if (active->rule.at) return FlipBits(packet, facts.bth, active->rule);
-      FlipBit(packet, facts.bth, Random(active));
+      FlipBit(packet, facts.bth, NextRandom(&active->generator));
       SetTrust(packet, active->rule.right_icrc.value_or(false));
       return true;
   }
@@ -479,13 +624,15 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
   Facts facts(packet, now);
   TransitOf(packet).flow_qpn = facts.dest_qpn;
   if (counting_rules_ > 0 && facts.bth != 0) facts.transmission = CountTransmission(facts);
+  if (message_rules_ > 0 && facts.bth != 0) CountMessage(&facts);
   Verdict verdict = Verdict::kGoesOn;
   ActiveRule* holder = nullptr;
   PacketQueue copies;
   for (ActiveRule& active : rules_) {
     if (!active.added) active.added = now;
-    if (active.rule.action == FaultAction::kDown) {
-      if (!ApplyDown(&active, facts, now)) continue;
+    if (active.rule.is_down_like()) {
+      const bool hit = ApplyDown(&active, facts, now);
+      if (!hit || active.rule.action == FaultAction::kStall) continue;
       verdict = Verdict::kLinkDown;
       break;
     }
@@ -535,7 +682,24 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
           holder = &active;
         }
         break;
+      case FaultAction::kForge:
+        changed = Forge(active.rule, packet, facts);
+        hit = changed != nullptr;
+        if (hit) copies.Push(changed);
+        break;
+      case FaultAction::kSlowDma: {
+        hit = facts.payload_bytes != 0 && active.HasPort(facts.port());
+        if (!hit) break;
+        Duration busy = active.rule.duration.value_or(Duration());
+        if (active.rule.mbps) {
+          busy += Duration::Nanoseconds(
+              static_cast<int64_t>(uint64_t{facts.payload_bytes} * 8000 / *active.rule.mbps));
+        }
+        active.link_free = std::max(active.link_free, now) + busy;
+        break;
+      }
       case FaultAction::kDown:
+      case FaultAction::kStall:
         break;
     }
     if (hit) Hit(&active, facts);
@@ -551,10 +715,11 @@ FaultStage::Verdict FaultStage::Apply(rte_mbuf* packet, Time now, PacketQueue* o
 }
 
 void FaultStage::Expire(Time now, PacketQueue* out) {
+  latest_ = now;
   out->Append(&released_);
   for (ActiveRule& active : rules_) {
     if (!active.added) active.added = now;
-    if (active.rule.action == FaultAction::kDown) UpdateDown(&active, now);
+    if (active.rule.is_down_like()) UpdateDown(&active, now);
   }
   while (held_ > 0) {
     ActiveRule* first = nullptr;  // the rule whose packet is due first
@@ -572,10 +737,20 @@ void FaultStage::Expire(Time now, PacketQueue* out) {
 
 // When a rule `down` takes the link down or lets it up again, once it is due: without packets
 // nobody else would see it.
-Time FaultStage::NextChange(const ActiveRule& active) {
+Time FaultStage::NextChange(const ActiveRule& active, Time now) {
   const FaultRule& rule = active.rule;
   if (rule.has_trigger()) return active.is_down ? active.up_again : Time::Never();
   const Time start = *active.added + rule.after;
+  if (rule.period) {
+    // The next edge behind the last one that was seen.
+    const Time over = rule.until ? *active.added + *rule.until : Time::Never();
+    if (now < start) return start;
+    if (now >= over && !active.is_down) return Time::Never();
+    const int64_t period = rule.period->ns();
+    const int64_t phase = (now - start).ns() % period;
+    const int64_t edge = active.is_down ? rule.duration->ns() : period;
+    return std::min(over, now + Duration::Nanoseconds(std::max<int64_t>(edge - phase, 0)));
+  }
   Time end = Time::Never();
   if (rule.duration) end = start + *rule.duration;
   if (rule.until) end = std::min(end, *active.added + *rule.until);
@@ -588,8 +763,11 @@ Time FaultStage::next_deadline() const {
   Time deadline = Time::Never();
   for (const ActiveRule& active : rules_) {
     if (!active.added && active.rule.has_times()) return Time::Zero();
-    if (active.added && active.rule.action == FaultAction::kDown) {
-      deadline = std::min(deadline, NextChange(active));
+    if (active.added && active.rule.is_down_like()) {
+      deadline = std::min(deadline, NextChange(active, latest_));
+    }
+    if (active.rule.action == FaultAction::kSlowDma && active.link_free > latest_) {
+      deadline = std::min(deadline, active.link_free);
     }
     if (!active.held.empty()) {
       deadline = std::min(deadline, TransitOf(active.held.front()).release);
@@ -600,7 +778,15 @@ Time FaultStage::next_deadline() const {
 
 bool FaultStage::link_up(PortId port) const {
   return std::none_of(rules_.begin(), rules_.end(), [port](const ActiveRule& active) {
-    return active.is_down && active.HasPort(port);
+    return active.is_down && active.rule.action == FaultAction::kDown && active.HasPort(port);
+  });
+}
+
+bool FaultStage::stalled(PortId port, Time now) const {
+  return std::ranges::any_of(rules_, [&](const ActiveRule& active) {
+    if (!active.HasPort(port)) return false;
+    if (active.rule.action == FaultAction::kStall) return active.is_down;
+    return active.rule.action == FaultAction::kSlowDma && active.link_free > now;
   });
 }
 

@@ -23,6 +23,7 @@
 
 #include "nic_sim/fabric/fault_rule.h"
 #include "nic_sim/fabric/packet_queue.h"
+#include "nic_sim/fabric/qp_names.h"
 #include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 
@@ -57,6 +58,8 @@ class FaultStage {
   // `port`: the one with rule.device, or kAnyPort. Gives the id, 0 if there are
   // too many rules.
   uint32_t Add(const FaultRule& rule, PortId port);
+  uint32_t TakeId() { return next_id_++; }
+  QpNames& qps() { return qps_; }
   nlohmann::json List() const;
   // Removes rule `id`, or all with 0. Packets that it holds go on with the next
   // call of Expire.
@@ -79,6 +82,9 @@ class FaultStage {
   transport::Time next_deadline() const;
 
   bool link_up(PortId port) const;
+  // Rules `stall` and `slow_dma` are there, and one holds the port up at `now`.
+  bool has_stalls() const { return stalling_rules_ != 0; }
+  bool stalled(PortId port, transport::Time now) const;
 
   // Hits of rules.
   const TraceRing& trace() const { return trace_; }
@@ -98,11 +104,12 @@ class FaultStage {
     bool in_burst = false;
     PacketQueue held;                                        // ascending release times
     transport::Time last_release = transport::Time::Zero();  // of `delay`
-    transport::Time link_free = transport::Time::Zero();     // of `rate`
-    // Of `down`.
+    transport::Time link_free = transport::Time::Zero();     // of `rate` and `slow_dma`
+    // Of `down` and `stall`.
     bool is_down = false;
     bool was_down = false;
     transport::Time up_again = transport::Time::Never();
+    transport::Time stall_counted = transport::Time::Zero();
 
     // Only with `added`.
     bool InWindow(transport::Time now) const {
@@ -113,14 +120,17 @@ class FaultStage {
   };
   struct Facts;
 
-  static uint64_t Random(ActiveRule* rule);
-  static bool Chance(ActiveRule* rule, double probability);
-  static bool Matches(const ActiveRule& rule, const Facts& facts);
-  static bool Selects(ActiveRule* rule, const Facts& facts);
-  // True: the packet is dropped.
+  bool Matches(const ActiveRule& rule, const Facts& facts) const;
+  bool IsNamed(const FaultRule& rule, PortId port, uint32_t qpn) const;
+  bool Selects(ActiveRule* rule, const Facts& facts);
+  // True: the packet is hit while the rule holds.
   bool ApplyDown(ActiveRule* rule, const Facts& facts, transport::Time now);
   static void UpdateDown(ActiveRule* rule, transport::Time now);
-  static transport::Time NextChange(const ActiveRule& rule);
+  static transport::Time NextChange(const ActiveRule& rule, transport::Time now);
+  // A frame that answers the packet; nullptr: it cannot be answered so.
+  static rte_mbuf* Forge(const FaultRule& rule, rte_mbuf* packet, const Facts& facts);
+  void CountMessage(Facts* facts);
+  static transport::Duration DelayOf(ActiveRule* rule);
   static bool Alter(ActiveRule* rule, rte_mbuf* packet, const Facts& facts);
   void ApplyDelay(ActiveRule* rule, rte_mbuf* packet, transport::Time now, PacketQueue* out);
   void ApplyHold(ActiveRule* rule, rte_mbuf* packet, PacketQueue* out);
@@ -137,10 +147,14 @@ class FaultStage {
 
   std::list<ActiveRule> rules_;
   size_t counting_rules_ = 0;  // with transmission=
+  size_t message_rules_ = 0;   // with msg=
+  size_t stalling_rules_ = 0;
+  QpNames qps_;
   std::unordered_map<uint64_t, uint32_t> transmissions_;
   PacketQueue released_;  // of removed rules
   TraceRing trace_{kTraceEvents};
   size_t held_ = 0;
+  transport::Time latest_;  // of Expire
   uint32_t next_held_ = 0;  // order of those that `hold` holds
   uint32_t next_id_ = 1;
 };

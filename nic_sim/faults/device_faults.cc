@@ -57,10 +57,12 @@ uint32_t DeviceFaults::Clear(uint32_t id, std::vector<DeviceRule>* ended) {
 
 void DeviceFaults::UpdateKinds() {
   uint32_t kinds = 0;
+  uint32_t checked = 0;
   for (const ActiveRule& active : rules_) {
     const DeviceRule& rule = active.rule;
     if (rule.action == DeviceAction::kFail) {
       const bool data_path = *rule.verb >= kVerbPostSend && *rule.verb <= kVerbReqNotifyCq;
+      if (data_path) checked |= 1u << (*rule.verb - kVerbPostSend);
       kinds |= data_path ? kAtDataPath : *rule.verb >= kVerbRdmaCm ? kAtCm : kAtVerb;
     } else if (rule.action == DeviceAction::kCmError) {
       kinds |= kAtCm;
@@ -69,6 +71,7 @@ void DeviceFaults::UpdateKinds() {
     }
   }
   kinds_.store(kinds, std::memory_order_relaxed);
+  checked_verbs_.store(checked, std::memory_order_relaxed);
 }
 
 bool DeviceFaults::Matches(ActiveRule* active, const FaultSubject& subject, Time now) const {

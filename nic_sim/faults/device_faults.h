@@ -68,9 +68,10 @@ class DeviceFaults {
     kTimed = 16,
   };
   // Rules of one of these kinds are there.
-  bool wants(uint32_t kinds) const {
-    return (kinds_.load(std::memory_order_relaxed) & kinds) != 0;
-  }
+  bool wants(uint32_t kinds) const { return (kinds_.load(std::memory_order_relaxed) & kinds) != 0; }
+
+  // Bits by abi::FaultCheckVerb: those with rules.
+  uint32_t checked_verbs() const { return checked_verbs_.load(std::memory_order_relaxed); }
 
   DeviceFaults() = default;
   DeviceFaults(const DeviceFaults&) = delete;
@@ -84,8 +85,8 @@ class DeviceFaults {
   // comes back).
   uint32_t Clear(uint32_t id, std::vector<DeviceRule>* ended);
 
-  CompletionFault OnCompletion(const FaultSubject& subject,
-                               const transport::Completion& completion, transport::Time now);
+  CompletionFault OnCompletion(const FaultSubject& subject, const transport::Completion& completion,
+                               transport::Time now);
   // The errno with which a call fails; 0: it goes on.
   int OnVerb(uint16_t verb, const FaultSubject& subject, transport::Time now);
   // A step of the connection manager ends with an event: its status, or nothing.
@@ -132,6 +133,7 @@ class DeviceFaults {
   void UpdateKinds();
 
   std::atomic<uint32_t> kinds_{0};
+  std::atomic<uint32_t> checked_verbs_{0};
   mutable std::mutex mutex_;  // what follows
   std::list<ActiveRule> rules_;
   TraceRing trace_{kTraceEvents};

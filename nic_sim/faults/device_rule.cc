@@ -20,7 +20,7 @@ using transport::Duration;
 using transport::WcOpcode;
 using enum DeviceAction;
 
-constexpr std::array<std::pair<std::string_view, DeviceAction>, 12> kActions = {{
+constexpr std::array<std::pair<std::string_view, DeviceAction>, 11> kActions = {{
     {"complete", kComplete},
     {"lose_completion", kLoseCompletion},
     {"duplicate_completion", kDuplicateCompletion},
@@ -30,24 +30,55 @@ constexpr std::array<std::pair<std::string_view, DeviceAction>, 12> kActions = {
     {"qp_error", kQpError},
     {"event", kEvent},
     {"remove", kRemove},
-    {"gid", kGid},
     {"addr_change", kAddrChange},
     {"cm_error", kCmError},
 }};
 
 // By number, as in ibv_wc_status and ibv_event_type.
-constexpr std::string_view kStatusNames[] = {
-    "SUCCESS",           "LOC_LEN_ERR",       "LOC_QP_OP_ERR",    "LOC_EEC_OP_ERR",
-    "LOC_PROT_ERR",      "WR_FLUSH_ERR",      "MW_BIND_ERR",      "BAD_RESP_ERR",
-    "LOC_ACCESS_ERR",    "REM_INV_REQ_ERR",   "REM_ACCESS_ERR",   "REM_OP_ERR",
-    "RETRY_EXC_ERR",     "RNR_RETRY_EXC_ERR", "LOC_RDD_VIOL_ERR", "REM_INV_RD_REQ_ERR",
-    "REM_ABORT_ERR",     "INV_EECN_ERR",      "INV_EEC_STATE_ERR", "FATAL_ERR",
-    "RESP_TIMEOUT_ERR",  "GENERAL_ERR",       "TM_ERR",           "TM_RNDV_INCOMPLETE"};
-constexpr std::string_view kEventNames[] = {
-    "CQ_ERR",       "QP_FATAL",     "QP_REQ_ERR",        "QP_ACCESS_ERR",       "COMM_EST",
-    "SQ_DRAINED",   "PATH_MIG",     "PATH_MIG_ERR",      "DEVICE_FATAL",        "PORT_ACTIVE",
-    "PORT_ERR",     "LID_CHANGE",   "PKEY_CHANGE",       "SM_CHANGE",           "SRQ_ERR",
-    "SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED", "CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL"};
+constexpr std::string_view kStatusNames[] = {"SUCCESS",
+                                             "LOC_LEN_ERR",
+                                             "LOC_QP_OP_ERR",
+                                             "LOC_EEC_OP_ERR",
+                                             "LOC_PROT_ERR",
+                                             "WR_FLUSH_ERR",
+                                             "MW_BIND_ERR",
+                                             "BAD_RESP_ERR",
+                                             "LOC_ACCESS_ERR",
+                                             "REM_INV_REQ_ERR",
+                                             "REM_ACCESS_ERR",
+                                             "REM_OP_ERR",
+                                             "RETRY_EXC_ERR",
+                                             "RNR_RETRY_EXC_ERR",
+                                             "LOC_RDD_VIOL_ERR",
+                                             "REM_INV_RD_REQ_ERR",
+                                             "REM_ABORT_ERR",
+                                             "INV_EECN_ERR",
+                                             "INV_EEC_STATE_ERR",
+                                             "FATAL_ERR",
+                                             "RESP_TIMEOUT_ERR",
+                                             "GENERAL_ERR",
+                                             "TM_ERR",
+                                             "TM_RNDV_INCOMPLETE"};
+constexpr std::string_view kEventNames[] = {"CQ_ERR",
+                                            "QP_FATAL",
+                                            "QP_REQ_ERR",
+                                            "QP_ACCESS_ERR",
+                                            "COMM_EST",
+                                            "SQ_DRAINED",
+                                            "PATH_MIG",
+                                            "PATH_MIG_ERR",
+                                            "DEVICE_FATAL",
+                                            "PORT_ACTIVE",
+                                            "PORT_ERR",
+                                            "LID_CHANGE",
+                                            "PKEY_CHANGE",
+                                            "SM_CHANGE",
+                                            "SRQ_ERR",
+                                            "SRQ_LIMIT_REACHED",
+                                            "QP_LAST_WQE_REACHED",
+                                            "CLIENT_REREGISTER",
+                                            "GID_CHANGE",
+                                            "WQ_FATAL"};
 constexpr std::pair<std::string_view, uint8_t> kCmEvents[] = {{"ADDR_ERROR", 1},
                                                               {"ROUTE_ERROR", 3},
                                                               {"CONNECT_ERROR", 5},
@@ -161,7 +192,8 @@ class Reader {
   // Empty: there is no such key.
   std::optional<bool> Read(std::string_view key, std::string_view value) {
     if (key == "dev") return Text(value, "the name of a device", &rule_.device);
-    if (key == "app") return Text(value, "the name of a process", &rule_.app);
+    if (key == "app")
+      return Text(value.substr(0, kMaxAppName), "the name of a process", &rule_.app);
     if (key == "qpn") return Number(value, 0, 0xffffff, &rule_.qpn);
     if (key == "nth_qp") return Number(value, 1, UINT32_MAX, &rule_.nth_qp);
     if (key == "queue") return Queue(value);
@@ -183,8 +215,6 @@ class Reader {
     if (key == "errno") return Errno(value);
     if (key == "type") return Type(value);
     if (key == "reason") return Number(value, 0, 0xffff, &rule_.reason);
-    if (key == "index") return Number(value, 1, 15, &rule_.index);
-    if (key == "address") return Address(value);
     return std::nullopt;
   }
 
@@ -264,13 +294,6 @@ class Reader {
     }
     return rule_.event.has_value();
   }
-  bool Address(std::string_view value) {
-    expected_ = "an IPv4 or IPv6 address";
-    const auto gid = transport::Gid::Parse(value);
-    if (!gid || gid->IsMulticast()) return false;
-    rule_.address = *gid;
-    return true;
-  }
 
   DeviceRule& rule_;
   std::string& expected_;
@@ -291,9 +314,8 @@ bool GoesWith(std::string_view key, DeviceAction action) {
   if (key == "errno") return action == kFail || action == kCmError;
   if (key == "reason") return action == kCmError;
   if (key == "type") return action == kEvent || action == kCmError;
-  if (IsOneOf(key, {"index", "address"})) return action == kGid;
   if (key == "app") return completion || action == kFail || action == kCmError;
-  if (IsOneOf(key, {"qpn", "nth_qp"})) return completion;
+  if (IsOneOf(key, {"qpn", "nth_qp"})) return completion || action == kFail;
   if (IsOneOf(key, {"nth", "every", "prob", "seed", "count", "until"})) {
     return completion || action == kFail || action == kCmError;
   }
@@ -310,12 +332,16 @@ bool CheckKeys(const DeviceRule& rule, std::string* error) {
     *error = "'fail' needs 'verb=', for example 'fail verb=reg_mr errno=ENOMEM'";
   } else if (action == kFail && rule.error == 0) {
     *error = "'fail' needs 'errno=', for example 'errno=ENOMEM'";
+  } else if (action == kFail && (rule.qpn || rule.nth_qp) && *rule.verb != kVerbPostSend &&
+             *rule.verb != kVerbPostRecv) {
+    *error = "'qpn=' and 'nth_qp=' go with 'verb=post_send' and 'verb=post_recv' only";
   } else if ((action == kEvent || action == kCmError) && !rule.event) {
     *error = Quoted(NameOf(action)) + " needs 'type=', the event";
-  } else if ((action == kRemove || action == kGid || action == kAddrChange) && !rule.device) {
+  } else if ((action == kRemove || action == kAddrChange) && !rule.device) {
     *error = Quoted(NameOf(action)) + " needs 'dev=', the device";
-  } else if (action == kGid && !rule.index) {
-    *error = "'gid' needs 'index=', the entry of the GID table";
+  } else if (rule.device &&
+             (action == kCmError || (action == kFail && *rule.verb >= kVerbRdmaCm))) {
+    *error = "'dev=' is not for steps of the connection manager: app= is";
   } else if (rule.reason && rule.event != 8) {
     *error = "'reason=' is for 'type=REJECTED'";
   } else if (rule.nth && rule.every) {
@@ -393,8 +419,8 @@ bool ParseDeviceRule(std::string_view text, DeviceRule* rule, std::string* error
     if (!good) {
       *error = "unknown key " + Quoted(key) +
                ": dev, app, qpn, nth_qp, queue, opcode, wr_id, nth, every, count, prob, seed, "
-               "after, until, us, status, vendor_err, qp, on, verb, errno, type, reason, index or "
-               "address";
+               "after, until, us, status, vendor_err, qp, on, verb, errno, type or "
+               "reason";
       return false;
     }
     if (!*good) {

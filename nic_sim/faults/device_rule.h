@@ -20,7 +20,6 @@
 // Once, at after=:
 //   remove                dev= is pulled out: DEVICE_FATAL, and from then on nothing but
 //                         errors; it comes back after us=, or when the rule is removed
-//   gid                   entry index= of dev= becomes address= (none: "::"), GID_CHANGE
 //   addr_change           RDMA_CM_EVENT_ADDR_CHANGE for the ids of dev=
 // At steps of the connection manager:
 //   cm_error              type=ADDR_ERROR: rdma_resolve_addr ends with that event;
@@ -40,7 +39,6 @@
 #include <string_view>
 
 #include "transport/base/time.h"
-#include "transport/types.h"
 #include "transport/verbs_types.h"
 
 namespace verbena::nic {
@@ -55,7 +53,6 @@ enum class DeviceAction : uint8_t {
   kQpError,
   kEvent,
   kRemove,
-  kGid,
   kAddrChange,
   kCmError,
 };
@@ -93,11 +90,9 @@ struct DeviceRule {
   bool keeps_qp = false;
   bool on_completion = false;
   std::optional<uint16_t> verb;
-  int error = 0;                  // errno=
-  std::optional<uint8_t> event;   // enum ibv_event_type; kCmError: rdma_cm_event_type
+  int error = 0;                 // errno=
+  std::optional<uint8_t> event;  // enum ibv_event_type; kCmError: rdma_cm_event_type
   std::optional<uint32_t> reason;
-  std::optional<uint32_t> index;  // of a GID
-  transport::Gid address;
   std::string text;  // as given, with single spaces
 
   // It looks at completions; false: it acts at a time, or at verbs.

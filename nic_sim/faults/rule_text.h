@@ -13,6 +13,8 @@
 namespace verbena::nic {
 
 inline constexpr size_t kMaxRuleBytes = 1024;
+// What Linux keeps of a process name.
+inline constexpr size_t kMaxAppName = 15;
 inline constexpr uint64_t kMaxRuleMicroseconds = 3'600'000'000;  // an hour
 
 std::vector<std::string_view> SplitWords(std::string_view text, std::string_view separators);

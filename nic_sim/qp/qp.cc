@@ -87,6 +87,7 @@ bool Qp::FetchSend(FetchedSend* send) {
 }
 
 void Qp::ResetQueues() {
+  flushes_all_ = false;
   sq_.Reset();
   rq_.Reset();
 }
@@ -286,12 +287,17 @@ void Qp::Complete(CompletionQueue& cq, const Completion& completion, Time now) {
       .qp_slot = static_cast<uint16_t>(config_.slot),
       .qp_generation = config_.generation,
       .src_qpn = config_.type == QpType::kUd ? completion.src_qpn.value() : attr_.dest_qpn};
+  if (!WriteCqe(cq, completion, origin, now)) config_.sink->OnCqOverrun(cq);
+}
+
+bool Qp::WriteCqe(CompletionQueue& cq, const Completion& completion, const CqeOrigin& origin,
+                  Time now) {
+  if (config_.shard->touches_completions() | flushes_all_) [[unlikely]]
+    return WriteWithFaults(cq, completion, origin, now);
   TraceCompletion(completion, origin.src_qpn);
-  if (cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
-    config_.shard->MarkDirty(cq);
-  } else {
-    config_.sink->OnCqOverrun(cq);
-  }
+  if (!cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) return false;
+  config_.shard->MarkDirty(cq);
+  return true;
 }
 
 void Qp::ReportDrained() {

@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "nic_sim/abi/commands.h"
+#include "nic_sim/faults/device_faults.h"
 #include "nic_sim/mem/dma_queue.h"
 #include "nic_sim/qp/nic.h"
 #include "nic_sim/queues/completion_queue.h"
@@ -45,6 +47,8 @@ class QpEventSink {
   virtual const AddressHandle* FindAh(uint32_t handle) const = 0;
   virtual void OnQpEvent(Qp& qp, transport::AsyncEventType type) = 0;
   virtual void OnCqOverrun(CompletionQueue& cq) = 0;
+  // A rule wants an event of `type` (enum ibv_event_type); `cq` may be null.
+  virtual void OnInjectedEvent(Qp& qp, CompletionQueue* cq, uint8_t type) = 0;
 };
 
 class Qp {
@@ -69,6 +73,8 @@ class Qp {
     Ring rq_ring;
     abi::QpRecord* record = nullptr;
     uint64_t user_handle = 0;
+    std::string app;      // the process name of the context that made it
+    uint32_t nth_qp = 0;  // of the application, from 1
   };
   // config.type must be one that CheckQpRequest (device_context.cc) accepts.
   static std::unique_ptr<Qp> Create(const Config& config);
@@ -119,6 +125,9 @@ class Qp {
   virtual bool wants_error() const = 0;
   // ERR by a CQ overrun or by an outside decision.
   void MoveToError();
+  // ERR with QP_FATAL, as a rule wants it. Not from RESET.
+  void FailByFault();
+  FaultSubject fault_subject() const;
 
   // --- Observers ---
   struct Progress {
@@ -162,6 +171,10 @@ class Qp {
   bool FetchSend(FetchedSend* send);
   void TraceCompletion(const transport::Completion& completion, uint32_t peer_qpn);
   void Complete(CompletionQueue& cq, const transport::Completion& completion, transport::Time now);
+  // Writes the CQE, or what rules make of it (completion_faults.cc). False: the CQ is
+  // full.
+  bool WriteCqe(CompletionQueue& cq, const transport::Completion& completion,
+                const CqeOrigin& origin, transport::Time now);
   // Of a connected QP: does the packet come from the peer? What it says of path
   // migration is heeded (IBTA Vol 1 §17.2.8): both ends ask for it, REARM, and
   // are then ARMED; the first packet of a peer that has migrated takes this end
@@ -210,11 +223,14 @@ class Qp {
   void SetMigration(uint32_t state);
   void BuildPath();
   void ResetQueues();
+  bool WriteWithFaults(CompletionQueue& cq, transport::Completion completion,
+                       const CqeOrigin& origin, transport::Time now);
 
   bool has_alternate_ = false;
   bool migration_error_reported_ = false;
   bool drained_reported_ = false;
   bool last_wqe_reported_ = false;
+  bool flushes_all_ = false;  // a rule failed a WR: those after it cannot succeed
 };
 
 // Values of enum ibv_mig_state.

@@ -174,11 +174,7 @@ void RcQp::CompleteXrc(const Completion& completion, Time now) {
                          .src_qpn = attr_.dest_qpn,
                          .of_xrc_srq = true};
   const bool was_in_error = cq.in_error();
-  if (!was_in_error) TraceCompletion(completion, origin.src_qpn);
-  if (!was_in_error && cq.Write(completion, origin, static_cast<uint64_t>(now.ns()))) {
-    config_.shard->MarkDirty(cq);
-    return;
-  }
+  if (!was_in_error && WriteCqe(cq, completion, origin, now)) return;
   if (!was_in_error) srq->config().sink->OnCqOverrun(cq);
   if (state_ == QpState::kErr) return;
   MoveToError();

@@ -50,6 +50,9 @@ class XrcTarget final : public QpEventSink {
     for (XrcOpener* opener : openers) opener->sink->OnXrcQpEvent(*opener, type);
   }
   void OnCqOverrun(CompletionQueue&) override {}  // it has none
+  void OnInjectedEvent(Qp& target, CompletionQueue*, uint8_t type) override {
+    OnQpEvent(target, transport::AsyncEventType{type});
+  }
 
   std::unique_ptr<Qp> qp;
   std::vector<XrcOpener*> openers;

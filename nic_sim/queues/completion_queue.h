@@ -72,6 +72,8 @@ class CompletionQueue {
   uint32_t producer() const { return producer_; }
   uint64_t user_handle() const { return user_handle_; }
   bool in_error() const { return in_error_; }
+  // As if it were full.
+  void Fail() { in_error_ = true; }
   // As the application says; for people only.
   uint32_t consumer_hint() const { return record_->consumer.load(std::memory_order_relaxed); }
   uint32_t arm_hint() const { return record_->arm.load(std::memory_order_relaxed); }

@@ -100,6 +100,17 @@ void DeathNotices::Announce() {
   }
 }
 
+void DeathNotices::AnnounceRemoval(uint64_t number) {
+  const auto found = contexts_.find(number);
+  if (found == contexts_.end()) return;
+  Context& context = found->second;
+  for (const auto& [handle, cq] : context.cqs) {
+    const int fd = context.channels.at(cq.channel).fd.get();
+    WriteWhole(fd, &cq.user_handle, sizeof(cq.user_handle));
+  }
+  if (context.async.valid()) WriteFatal(context.async.get());
+}
+
 size_t DeathNotices::descriptor_count() const {
   size_t count = status_page_.valid() ? 1 : 0;
   for (const auto& [number, context] : contexts_) {

@@ -26,6 +26,8 @@ class DeathNotices {
   // Sets device_dead, wakes every completion channel with its CQs' user handles and writes
   // IBV_EVENT_DEVICE_FATAL to every context. Once; later calls do nothing.
   void Announce();
+  // The same of one context alone, without the status page.
+  void AnnounceRemoval(uint64_t context);
 
   size_t context_count() const { return contexts_.size(); }
   size_t descriptor_count() const;

@@ -78,14 +78,17 @@ class ConfigReader {
     // Numbers first: the tables' names depend on the number of NICs.
     for (const auto& [key, value] : file) {
       if (value.is_table()) continue;
-      if (key == "nics") {
+      if (key == "rule") {
+        const std::string problem = ReadRuleTables(value, path_, &options_->rules);
+        if (error_.empty()) error_ = problem;
+      } else if (key == "nics") {
         const uint32_t nics = Number(key.str(), value, 1, kMaxNics);
         if (!nics_given && error_.empty()) options_->nics = nics;
       } else if (key == "host") {
         options_->host = Number(key.str(), value, 0, kMaxHost);
       } else {
         Fail(key.source(), fmt::format("unknown key '{}'; known are nics, host and tables like "
-                                       "[verbena0]",
+                                       "[verbena0] and [[rule]]",
                                        key.str()));
       }
     }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nic_sim/faults/rule_file.h"
 #include "nic_sim/port/port_options.h"
 #include "transport/types.h"
 
@@ -26,10 +27,11 @@ struct DaemonOptions {
   bool foreground = false;
   std::string mode = "auto";  // thread-per-cpu, spinning
   std::string log_level = "info";
-  std::string config;        // absolute path, or empty
-  int ready_fd = -1;         // -1: none
-  uint32_t exit_idle_s = 0;  // 0: stay
-  int engine_link_fd = -1;   // set: this is the engine process
+  std::string config;           // absolute path, or empty
+  int ready_fd = -1;            // -1: none
+  uint32_t exit_idle_s = 0;     // 0: stay
+  int engine_link_fd = -1;      // set: this is the engine process
+  std::vector<FileRule> rules;  // fault rules to start with
   // Of NIC n, from the configuration file and then the command line.
   std::vector<NicOptions> nic_options;
   // --port, --address, --gateway and --mac as they were given, for the engine.
@@ -56,6 +58,8 @@ OptionsResult ParseOptions(int argc, const char* const* argv);
 //   gateways = ["10.0.0.254"]
 //   mac = "02:00:00:00:00:01"
 //   port = "af_packet:veth0"                   # or "tap:NETDEV"
+//   [[rule]]                                   # a fault rule, see rule_file.h
+//   action = "drop"
 std::string ParseConfig(std::string_view text, const std::string& path, bool nics_given,
                         DaemonOptions* options);
 

@@ -128,6 +128,19 @@ class Story {
     }
   }
 
+  // A rule of the device made the completion what it is: nothing else explains it.
+  bool TellDeviceFault(Explanation* out) const {
+    const Json* last = nullptr;
+    for (const Json* event : events_) {
+      if (Is(*event, "device_fault") && Number(*event, "qpn") == qpn_) last = event;
+    }
+    if (last == nullptr || TextField(*last, "action") != "complete") return false;
+    out->what = "the device was made to say so; the packets tell nothing of it";
+    out->because.push_back(RuleText(rules_, Number(*last, "rule")) +
+                           " changed the completion of this QP");
+    return true;
+  }
+
   void AddRefusals(Explanation* out) const {
     std::map<std::string, std::pair<size_t, size_t>> by_reason;  // at the peer, here
     for (const Json* event : events_) {
@@ -267,7 +280,11 @@ void TellDeath(const Json& events, size_t at, Explanation* out) {
   for (size_t i = at; i < events.size(); ++i) {
     if (Number(events[i], "qpn") != out->qpn || !Is(events[i], "async_event")) continue;
     const std::string type = TextField(events[i], "type");
-    if (type == "QP_FATAL") {
+    const bool by_rule = i > 0 && (Is(events[i - 1], "device_fault") ||
+                                   (i + 1 < events.size() && Is(events[i + 1], "device_fault")));
+    if (type == "QP_FATAL" && by_rule) {
+      out->because.push_back("event QP_FATAL: a fault rule wanted it, see verbena fault list");
+    } else if (type == "QP_FATAL") {
       out->because.push_back("event QP_FATAL: a CQ of the QP was overrun, or an SRQ failed");
     } else if (type == "QP_ACCESS_ERR" || type == "QP_REQ_ERR") {
       out->because.push_back(fmt::format(
@@ -282,6 +299,7 @@ void TellDeath(const Json& events, size_t at, Explanation* out) {
 
 void TellStatus(const Story& story, Explanation* out) {
   const std::string& status = out->status;
+  if (story.TellDeviceFault(out)) return;
   if (status == "RETRY_EXC_ERR") return story.TellRetries(out);
   if (status == "RNR_RETRY_EXC_ERR") return story.TellRnr(out);
   if (status == "REM_ACCESS_ERR") {
@@ -396,6 +414,9 @@ std::string EventText(const Json& event) {
   if (what == "fault") {
     return fmt::format("!! rule {} ({}) hits {}", Number(event, "rule"), TextField(event, "side"),
                        packet);
+  }
+  if (what == "device_fault") {
+    return fmt::format("!! rule {}: {}", Number(event, "rule"), TextField(event, "action", "?"));
   }
   if (what == "posted") {
     return fmt::format("posted {}, wr_id {}, {} bytes", TextField(event, "opcode", "?"),

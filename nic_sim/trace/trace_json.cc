@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "nic_sim/abi/commands.h"
+#include "nic_sim/faults/device_rule.h"
 #include "nic_sim/stats/counters.h"
 #include "transport/qp_state.h"
 #include "transport/verbs_types.h"
@@ -110,6 +111,24 @@ std::string_view NameOf(AsyncEventType type) {
       return "PATH_MIG";
     case AsyncEventType::kPathMigErr:
       return "PATH_MIG_ERR";
+    case AsyncEventType::kDeviceFatal:
+      return "DEVICE_FATAL";
+    case AsyncEventType::kPortActive:
+      return "PORT_ACTIVE";
+    case AsyncEventType::kPortErr:
+      return "PORT_ERR";
+    case AsyncEventType::kLidChange:
+      return "LID_CHANGE";
+    case AsyncEventType::kPkeyChange:
+      return "PKEY_CHANGE";
+    case AsyncEventType::kSmChange:
+      return "SM_CHANGE";
+    case AsyncEventType::kClientReregister:
+      return "CLIENT_REREGISTER";
+    case AsyncEventType::kGidChange:
+      return "GID_CHANGE";
+    case AsyncEventType::kWqFatal:
+      return "WQ_FATAL";
     case AsyncEventType::kSrqErr:
       return "SRQ_ERR";
     case AsyncEventType::kSrqLimitReached:
@@ -198,6 +217,8 @@ std::string_view CommandName(uint32_t op) {
       return "attach_mcast";
     case abi::kCmdDetachMcast:
       return "detach_mcast";
+    case abi::kCmdCheckFault:
+      return "check_fault";
     default:
       return "?";
   }
@@ -285,6 +306,11 @@ json ToJson(const TraceEvent& event, const std::string& device) {
       AddPacket(event, &out);
       out.erase("syndrome");
       out.erase("msn");
+      break;
+    case TraceKind::kDeviceFault:
+      out["event"] = "device_fault";
+      out["rule"] = event.detail;
+      out["action"] = NameOf(static_cast<DeviceAction>(event.code));
       break;
   }
   return out;

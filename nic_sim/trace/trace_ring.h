@@ -14,18 +14,19 @@
 namespace verbena::nic {
 
 enum class TraceKind : uint8_t {
-  kPosted,      // a send WQE was fetched: wr_id, code = WrOpcode, bytes
-  kSent,        // a packet left the QP: opcode, psn, bytes of payload, detail = AETH
-  kReceived,    // a packet came for the QP and was taken
-  kRefused,     // it was not: code = DropReason, qpn = its destination QP
-  kTimer,       // the QP's timer ran out
-  kCompletion,  // a CQE: wr_id, code = WcStatus, opcode = WcOpcode, detail = vendor_err
-  kState,       // code = new QpState, opcode = the old one
-  kEvent,       // code = AsyncEventType
-  kFault,       // a rule hit a packet: detail = the rule's id, code = FaultAction
-  kDoorbell,    // the QP's doorbell was seen: something is posted
-  kDma,         // copies since the last one: bytes; kReceivingSide: into applications
-  kCommand,     // a verbs command: bytes = abi::CommandOp, detail = errno; qpn = 0
+  kPosted,       // a send WQE was fetched: wr_id, code = WrOpcode, bytes
+  kSent,         // a packet left the QP: opcode, psn, bytes of payload, detail = AETH
+  kReceived,     // a packet came for the QP and was taken
+  kRefused,      // it was not: code = DropReason, qpn = its destination QP
+  kTimer,        // the QP's timer ran out
+  kCompletion,   // a CQE: wr_id, code = WcStatus, opcode = WcOpcode, detail = vendor_err
+  kState,        // code = new QpState, opcode = the old one
+  kEvent,        // code = AsyncEventType
+  kFault,        // a rule hit a packet: detail = the rule's id, code = FaultAction
+  kDeviceFault,  // a rule hit the device: detail = the rule's id, code = DeviceAction
+  kDoorbell,     // the QP's doorbell was seen: something is posted
+  kDma,          // copies since the last one: bytes; kReceivingSide: into applications
+  kCommand,      // a verbs command: bytes = abi::CommandOp, detail = errno; qpn = 0
 };
 
 struct TraceEvent {

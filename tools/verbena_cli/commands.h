@@ -82,6 +82,8 @@ int Capture(const CaptureOptions& options);
 
 // fault_commands.cc
 int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rule);
+// Those of a TOML file, all or none.
+int FaultAddFile(const InstanceOptions& options, const std::string& file);
 int FaultList(const InstanceOptions& options, bool json);
 // Lets `count` (none: all) of the packets go that rules `hold` (rule `id`) have.
 int FaultRelease(const InstanceOptions& options, std::optional<int64_t> count,

@@ -71,7 +71,9 @@ Reply ParseReply(const std::string& text) {
   reply.json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!reply.json.is_object()) return BadReply("no JSON object");
   if (const auto error = reply.json.find("error"); error != reply.json.end()) {
-    return Failure(Reply::Kind::kRefused, Printable(*error));
+    Reply refused = Failure(Reply::Kind::kRefused, Printable(*error));
+    refused.json = std::move(reply.json);  // which field is wrong
+    return refused;
   }
   reply.kind = Reply::Kind::kOk;
   return reply;

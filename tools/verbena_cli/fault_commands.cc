@@ -4,7 +4,15 @@
 // is wrong in one.
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "nic_sim/faults/rule_file.h"
 #include "tools/verbena_cli/commands.h"
+#include "tools/verbena_cli/control_client.h"
+#include "tools/verbena_cli/instance.h"
 #include "tools/verbena_cli/text_output.h"
 
 namespace verbena::tools {
@@ -14,6 +22,37 @@ int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rul
       Ask(options, {{"op", "fault_add"}, {"rule", fmt::format("{}", fmt::join(rule, " "))}});
   if (!reply.ok()) return 1;
   Print(stdout, "{}\n", TextField(reply.json, "id", "?"));
+  return 0;
+}
+
+int FaultAddFile(const InstanceOptions& options, const std::string& file) {
+  std::ifstream in(file);
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (!in.good() && !in.eof()) {
+    PrintError(fmt::format("cannot read {}: {}", file, std::strerror(errno)));
+    return 1;
+  }
+  std::vector<nic::FileRule> rules;
+  std::string error = nic::ReadRuleFile(text, file, &rules);
+  if (error.empty() && rules.empty()) error = file + ":1: there is no [[rule]]";
+  if (!error.empty()) {
+    PrintError(error);
+    return 1;
+  }
+  ControlClient client;
+  if (!ConnectTo(Resolve(options), &client)) return 1;
+  std::vector<int64_t> ids;
+  for (const nic::FileRule& rule : rules) {
+    const Reply reply = client.Request({{"op", "fault_add"}, {"rule", rule.text}});
+    if (reply.ok()) {
+      ids.push_back(IntegerField(reply.json, "id"));
+      continue;
+    }
+    PrintError(rule.Complaint(file, TextField(reply.json, "field"), reply.error));
+    for (const int64_t id : ids) client.Request({{"op", "fault_clear"}, {"id", id}});
+    return 1;
+  }
+  for (const int64_t id : ids) Print(stdout, "{}\n", id);
   return 0;
 }
 

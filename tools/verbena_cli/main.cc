@@ -40,22 +40,30 @@ constexpr char kFooter[] =
     "on stderr), 2 wrong usage; `run` has that of its command.";
 
 constexpr char kFaultRules[] =
-    "A rule is an ACTION and any number of key=value; all keys must match.\n"
+    "A rule is an ACTION and any number of key=value; all keys must match. docs/FAULTS.md has\n"
+    "all of them, each with an example.\n"
     "  drop         the packet is lost          duplicate  it arrives twice\n"
     "  corrupt      a bit of it is wrong        reorder    by=N later ones overtake it\n"
     "  delay        us=MICROSECONDS later       mark       with ECN congestion experienced\n"
-    "  down         the link is down, for us=MICROSECONDS or while the rule exists\n"
+    "  hold         until `fault step`          forge      kind=ack|rnr|nak_...|cnp goes back\n"
+    "  down, stall  link or NIC, for us=MICROSECONDS or while the rule exists\n"
+    "  set truncate rate slow_dma\n"
+    "  complete     status=REM_OP_ERR vendor_err=N    fail  verb=reg_mr errno=ENOMEM\n"
+    "  lose_, duplicate_, delay_completion  cq_overrun  qp_error  event  remove  cm_error\n"
+    "  addr_change\n"
     "Which packets:\n"
-    "  dev=verbena0   dir=tx|rx   qpn=N   opcode=NAME (RC_SEND_ONLY) or a class: send,\n"
-    "  write, read, atomic, ack, any\n"
-    "  psn=N          offset from the QP's first PSN\n"
+    "  dev=verbena0   dir=tx|rx   app=PROCESS   nth_qp=N   qpn=N   opcode=NAME (RC_SEND_ONLY)\n"
+    "  or a class: send, write, read, atomic, ack, first, last, any\n"
+    "  psn=N          offset from the QP's first PSN     msg=N    of the N-th message\n"
     "  nth=N          only the N-th match        every=N    each N-th match\n"
     "  prob=P seed=S  with probability P         count=N    at most N hits\n"
+    "  after=US until=US   microseconds since the rule was added\n"
     "Examples:\n"
     "  verbena fault add 'drop opcode=send nth=3'         one lost packet: watch the retry\n"
     "  verbena fault add 'drop prob=0.02 seed=7'          two per cent loss, the same each time\n"
-    "  verbena fault add 'delay dev=verbena0 dir=tx us=500'\n"
-    "  verbena fault add 'corrupt opcode=ack every=10 count=5'\n"
+    "  verbena fault add 'fail verb=reg_mr errno=ENOMEM nth=2 app=server'\n"
+    "  verbena fault add 'remove dev=verbena1 us=2000000' two seconds without the device\n"
+    "  verbena fault add --file rules.toml                tables [[rule]] with the same names\n"
     "  verbena fault list; verbena fault clear";
 
 // Everything that can be on the command line.
@@ -70,6 +78,7 @@ struct Arguments {
   std::vector<std::string> rule;
   int64_t rule_id = 0;
   int64_t held_count = 1;
+  std::string rule_file;
   DecodeOptions decode;
   TraceOptions trace;
   std::string explained;  // a QPN, or "last"
@@ -282,7 +291,9 @@ void AddFault(CLI::App* app, Arguments* a) {
   fault->require_subcommand(1);
   CLI::App* add =
       AddInstance(AddCommand(fault, "add", "Add a rule; prints its id", kFaultRules), &a->instance);
-  add->add_option("rule", a->rule, "'ACTION [key=value ...]'")->required();
+  CLI::Option* rule = add->add_option("rule", a->rule, "'ACTION [key=value ...]'");
+  add->add_option("--file", a->rule_file, "TOML file with tables [[rule]]; all of them or none")
+      ->excludes(rule);
   AddJson(AddInstance(AddCommand(fault, "list", "List the rules and how often each hit", ""),
                       &a->instance),
           &a->json);
@@ -430,7 +441,10 @@ int Dispatch(const CLI::App& app, Arguments* a) {
                                                                   : ScenarioRun(a->scenario);
   }
   const CLI::App& fault = *app.get_subcommand("fault");
-  if (fault.got_subcommand("add")) return FaultAdd(a->instance, a->rule);
+  if (fault.got_subcommand("add")) {
+    return a->rule_file.empty() ? FaultAdd(a->instance, a->rule)
+                                : FaultAddFile(a->instance, a->rule_file);
+  }
   if (fault.got_subcommand("list")) return FaultList(a->instance, a->json);
   if (fault.got_subcommand("held")) return FaultHeld(a->instance, a->json);
   for (const char* name : {"step", "release"}) {

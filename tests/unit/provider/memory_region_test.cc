@@ -112,7 +112,7 @@ TEST_F(OpenedPd, RefusesWhatTheManPageRefuses) {
   EXPECT_EQ(Register(buffer_, 10, IBV_ACCESS_REMOTE_WRITE), EINVAL);
   EXPECT_EQ(Register(buffer_, 10, IBV_ACCESS_REMOTE_ATOMIC), EINVAL);
   EXPECT_EQ(Register(buffer_, 10, rw | 1u << 15), EINVAL);
-  EXPECT_EQ(Register(buffer_, 10, rw | 1u << 8), EOPNOTSUPP);
+  EXPECT_EQ(Register(buffer_, 10, rw | 1u << 9), EOPNOTSUPP);
   EXPECT_EQ(Register(buffer_, 10, rw | IBV_ACCESS_RELAXED_ORDERING), 0);
   EXPECT_EQ(Request().access, rw);
   EXPECT_EQ(Register(buffer_, 10, rw | IBV_ACCESS_MW_BIND), 0);

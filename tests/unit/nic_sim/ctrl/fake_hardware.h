@@ -224,12 +224,13 @@ class FakeHardware final : public Hardware {
     return {{"events", nlohmann::json::array()}};
   }
 
-  uint32_t AddRule(std::string_view text, std::string* error) override {
+  uint32_t AddRule(std::string_view text, std::string* error, std::string* field) override {
     if (text.starts_with("drop")) {
       rules_.emplace_back(text);
       return static_cast<uint32_t>(rules_.size());
     }
     *error = "unknown action 'explode'";
+    *field = "action";
     return 0;
   }
   nlohmann::json ListRules() const override {

@@ -19,6 +19,9 @@ using Psns = std::vector<uint32_t>;
 constexpr uint8_t kSendOnly = 0x04;
 constexpr uint8_t kWriteOnly = 0x0a;
 constexpr uint8_t kAcknowledge = 0x11;
+constexpr uint8_t kSendFirst = 0x00;
+constexpr uint8_t kSendMiddle = 0x01;
+constexpr uint8_t kSendLast = 0x02;
 // Offsets in an IPv4 frame.
 constexpr size_t kBth = 14 + 20 + 8;
 constexpr size_t kPsn = kBth + 9;
@@ -289,6 +292,180 @@ TEST_F(FaultActionTest, OfMoreThanTheQueueOfAHoldTheOldestGoesOn) {
   EXPECT_EQ(ReceivePsns().size(), 0u);
   SendPsns(1024, 2);
   EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 1}));
+}
+
+// --- Whose packet it is
+
+TEST_F(FaultActionTest, RulesKnowQpsByTheirApplication) {
+  fabric_->NameQp(0, 0x11, "ib_write_bw", 1);
+  fabric_->NameQp(1, 0x22, "ib_write_bw", 2);
+  fabric_->NameQp(0, 0x12, "other", 1);
+  const uint32_t first = AddRule("drop app=ib_write_bw nth_qp=1 dir=tx");
+  Send({.source_qpn = 0x12, .psn = 1});
+  Send({.source_qpn = 0x11, .psn = 2});
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{1}));
+  EXPECT_EQ(Hits(first), 1u);
+  fabric_->ForgetQp(0, 0x11);
+  Send({.source_qpn = 0x11, .psn = 3});
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{3}));
+  // At the receiver it is the second one's.
+  AddRule("drop app=ib_write_bw nth_qp=2 dir=rx");
+  SendPsns(4, 1);
+  EXPECT_EQ(ReceivePsns().size(), 0u);
+}
+
+TEST_F(FaultActionTest, APairIsMetBothWays) {
+  const uint32_t rule = AddRule("drop pair=0x11-0x22");
+  Send({.source_qpn = 0x11, .dest_qpn = 0x22});
+  Send({.source = kAddress1, .destination = kAddress0, .source_qpn = 0x22, .dest_qpn = 0x11}, 1);
+  Send({.source_qpn = 0x11, .dest_qpn = 0x23});
+  EXPECT_EQ(Hits(rule), 2u);
+}
+
+TEST_F(FaultActionTest, MessagesAreCountedByTheirFirstPackets) {
+  const uint32_t rule = AddRule("drop msg=2");
+  Send({.opcode = kSendFirst, .psn = 0});
+  Send({.opcode = kSendLast, .psn = 1});
+  Send({.opcode = kSendFirst, .psn = 2});
+  Send({.opcode = kSendMiddle, .psn = 3});
+  Send({.opcode = kSendLast, .psn = 4});
+  Send({.opcode = kSendFirst, .psn = 2});  // a retransmission
+  Send({.opcode = kSendOnly, .psn = 5});
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 1, 5}));
+  EXPECT_EQ(Hits(rule), 4u);
+  // The answer to it is its too.
+  Send({.source = kAddress1,
+        .destination = kAddress0,
+        .opcode = kAcknowledge,
+        .source_qpn = 0x22,
+        .dest_qpn = 0x11,
+        .psn = 4},
+       1);
+  EXPECT_EQ(Hits(rule), 5u);
+}
+
+TEST_F(FaultActionTest, OpcodesCanBeListed) {
+  const uint32_t rule = AddRule("drop opcode=first,last");
+  Send({.opcode = kSendFirst});
+  Send({.opcode = kSendMiddle});
+  Send({.opcode = kSendLast});
+  Send({.opcode = kSendOnly});
+  EXPECT_EQ(Hits(rule), 2u);
+}
+
+// --- Answers that nobody sent
+
+TEST_F(FaultActionTest, AForgedNakGoesBackToTheSender) {
+  AddRule("forge kind=nak_access psn=7");
+  Send({.psn = 7});
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{7}));  // It goes on.
+  const std::vector<Received> back = Receive(0);
+  ASSERT_EQ(back.size(), 1u);
+  const std::vector<uint8_t>& frame = back[0].frame;
+  ASSERT_EQ(frame.size(), kBth + 12 + 4 + 4);
+  EXPECT_EQ(frame[kBth], kAcknowledge);
+  EXPECT_EQ(frame[kBth + 7], 0x11);  // the sender's QP
+  EXPECT_EQ(frame[kPsn + 2], 7);
+  EXPECT_EQ(frame[kBth + 12], 0x62);
+  EXPECT_TRUE(IcrcIsRight(frame));
+  // From the receiver's address to the sender's.
+  EXPECT_EQ(frame[14 + 15], kAddress1 & 0xff);
+  EXPECT_EQ(frame[14 + 19], kAddress0 & 0xff);
+}
+
+TEST_F(FaultActionTest, ForgedAnswersOfEachKind) {
+  AddRule("forge kind=ack psn=1");
+  AddRule("forge kind=rnr rnr_timer=14 psn=2");
+  AddRule("forge kind=nak_sequence psn=3");
+  AddRule("forge kind=cnp psn=4");
+  SendPsns(1, 4);
+  const std::vector<Received> back = Receive(0);
+  ASSERT_EQ(back.size(), 4u);
+  EXPECT_EQ(back[0].frame[kBth + 12], 0x1f);
+  EXPECT_EQ(back[1].frame[kBth + 12], 0x2e);
+  EXPECT_EQ(back[2].frame[kBth + 12], 0x60);
+  EXPECT_EQ(back[3].frame[kBth], 0x81);
+  EXPECT_EQ(back[3].frame.size(), kBth + 12 + 16 + 4);
+  for (const Received& one : back) EXPECT_TRUE(IcrcIsRight(one.frame));
+}
+
+TEST_F(FaultActionTest, AnAnswerIsNotAnswered) {
+  const uint32_t rule = AddRule("forge kind=ack");
+  Send({.opcode = kAcknowledge});
+  Send({.opcode = 0x64});  // UD
+  EXPECT_EQ(Hits(rule), 0u);
+  EXPECT_EQ(Receive(0).size(), 0u);
+}
+
+// --- Times
+
+TEST_F(FaultActionTest, DelaysHaveTheMeanOfTheirDistribution) {
+  const auto mean_of = [&](const std::string& rule) {
+    const uint32_t id = AddRule(rule);
+    double sum = 0;
+    constexpr int kCount = 300;
+    for (int i = 0; i < kCount; ++i) {
+      for (const int64_t waited : Waits(1, 5, 100'000)) sum += static_cast<double>(waited);
+    }
+    fabric_->ClearRules(id);
+    return sum / kCount;
+  };
+  EXPECT_NEAR(mean_of("delay us=200 jitter=50 dist=normal"), 200, 15);
+  EXPECT_NEAR(mean_of("delay us=100 jitter=100 dist=exponential"), 200, 25);
+  EXPECT_NEAR(mean_of("delay us=100 jitter=100 dist=pareto"), 150, 25);  // 1/(alpha-1)
+}
+
+TEST_F(FaultActionTest, ALinkFlapsWithItsPeriod) {
+  AddRule("down dev=verbena1 us=100 period=1000 after=50");
+  std::string seen;
+  for (int i = 0; i < 60; ++i) {
+    HandleTimeout();
+    seen += fabric_->link_up(1) ? '.' : 'x';
+    AdvanceUs(50);
+  }
+  // Down from 50 to 150, from 1050 to 1150, ...
+  const std::string period = ".xx" + std::string(17, '.');
+  EXPECT_EQ(seen, period + period + period);
+}
+
+TEST_F(FaultActionTest, AStalledNicTakesNothingUntilItGoesOn) {
+  AddRule("stall dev=verbena1 us=500");
+  HandleTimeout();
+  SendPsns(0, 3);
+  EXPECT_TRUE(fabric_->stalled(1));
+  EXPECT_TRUE(fabric_->congested(1));
+  EXPECT_FALSE(fabric_->congested(0));
+  EXPECT_FALSE(fabric_->has_received(1));
+  const transport::Time end = fabric_->next_deadline();
+  EXPECT_EQ(end, now_ + transport::Duration::Microseconds(500));
+  now_ = end;
+  HandleTimeout();
+  EXPECT_FALSE(fabric_->stalled(1));
+  EXPECT_TRUE(fabric_->has_received(1));
+  EXPECT_EQ(ReceivePsns(), (std::vector<uint32_t>{0, 1, 2}));
+}
+
+TEST_F(FaultActionTest, AStallEndsWithItsRule) {
+  const uint32_t rule = AddRule("stall dev=verbena0");
+  HandleTimeout();
+  EXPECT_TRUE(fabric_->congested(0));
+  fabric_->ClearRules(rule);
+  EXPECT_FALSE(fabric_->congested(0));
+}
+
+TEST_F(FaultActionTest, SlowDmaHoldsUpTheNicForEachPayload) {
+  const uint32_t rule = AddRule("slow_dma dev=verbena1 us=10");
+  SendPsns(0, 5);
+  EXPECT_EQ(Hits(rule), 5u);
+  EXPECT_TRUE(fabric_->stalled(1));
+  EXPECT_FALSE(fabric_->stalled(0));
+  AdvanceUs(49);
+  HandleTimeout();
+  EXPECT_TRUE(fabric_->stalled(1));
+  AdvanceUs(1);
+  HandleTimeout();
+  EXPECT_FALSE(fabric_->stalled(1));
+  Receive();
 }
 
 }  // namespace
