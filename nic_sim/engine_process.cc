@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <exception>
+#include <optional>
 
 #include "nic_sim/ctrl/control_requests.h"
 #include "nic_sim/ctrl/device_hardware.h"
+#include "nic_sim/ctrl/failure_log.h"
 #include "nic_sim/ctrl/server.h"
 #include "nic_sim/ctrl/sysfs_tree.h"
 #include "nic_sim/device/device.h"
@@ -86,7 +88,10 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
   if (!error.empty()) return Fail(link, error);
   spdlog::info("ready: {} NIC{}, socket {}", nics.size(), nics.size() == 1 ? "" : "s",
                paths.socket);
+  std::optional<FailureLog> failures;
+  failures.emplace(hardware.get(), fmt::format("{}/{}.failures", paths.folder, options.name));
   const bool all_closed = server.Run();
+  failures.reset();
   RemoveInstanceFiles(paths);
   if (!all_closed) {
     // Threads wait for memory of applications; only the end of the process ends that.

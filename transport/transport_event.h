@@ -40,6 +40,7 @@ struct TxPacket {
 
   // This packet was sent before (go-back-N); for counters and traces.
   bool retransmission = false;
+  uint64_t wr_id = 0;  // of a request; for traces and captures
 
   // Payload: `payload_bytes` in all, either inline_payload or segments.
   uint32_t payload_bytes = 0;

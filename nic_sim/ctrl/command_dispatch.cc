@@ -319,6 +319,7 @@ CommandResult DispatchCommand(Context* context, std::span<const std::byte> reque
   Call call = {context, std::move(fds), &result};
   command->run(call, request);
   if (result.error != 0) result.fds.clear();
+  context->TraceCommand(header.op, result.error);
   return result;
 }
 

@@ -218,6 +218,7 @@ json Capture(Request& request) {
   answer.before_faults = stage == "before";
   if (stage != "before" && stage != "after") request.fields.Fail("'stage' is before or after");
   answer.count = request.fields.Number("count", 1, std::numeric_limits<int64_t>::max()).value_or(0);
+  answer.qpn = static_cast<uint32_t>(request.fields.Number("qpn", 1, 0xffffff).value_or(0));
   return {};
 }
 
@@ -249,7 +250,7 @@ const Op kOps[] = {
     {"fault_held", {}, &FaultHeld},
     {"fault_step", {"count", "id"}, &FaultStep},
     {"fault_release", {"id"}, &FaultRelease},
-    {"capture", {"dev", "stage", "count"}, &Capture},
+    {"capture", {"dev", "stage", "count", "qpn"}, &Capture},
     {"capture_stop", {}, &CaptureStop},
     {"dump", {}, &Dump},
     {"trace", {"qpn", "after_ns", "limit"}, &Trace},

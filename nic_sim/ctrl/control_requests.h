@@ -32,6 +32,7 @@ struct ControlAnswer {
   std::string device;
   bool before_faults = false;
   uint64_t count = 0;
+  uint32_t qpn = 0;  // 0: all
 };
 
 // Who asks. Without privilege: what is public, and one's own objects.

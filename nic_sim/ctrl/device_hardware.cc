@@ -102,7 +102,7 @@ class DeviceHardware final : public Hardware {
   nlohmann::json ListHeld() const override { return device_.fabric().ListHeld(); }
 
   uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
-                        std::string* error) override {
+                        uint32_t qpn, std::string* error) override {
     UniqueFd file(fd);
     Fabric& fabric = device_.fabric();
     PortId port = Fabric::kAllPorts;
@@ -115,7 +115,7 @@ class DeviceHardware final : public Hardware {
     }
     const CaptureStage stage = before_faults ? CaptureStage::kBefore : CaptureStage::kAfter;
     try {
-      return fabric.StartCapture(file.release(), port, stage, count);
+      return fabric.StartCapture(file.release(), port, stage, count, qpn);
     } catch (const std::exception& problem) {  // no thread, no memory
       *error = fmt::format("cannot start a capture: {}", problem.what());
       return 0;

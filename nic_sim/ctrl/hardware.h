@@ -70,9 +70,10 @@ class Hardware {
   virtual size_t ReleaseHeld(uint32_t /*id*/, size_t /*count*/) { return 0; }
   virtual nlohmann::json ListHeld() const { return nlohmann::json::array(); }
 
-  // Captures into `fd` (taken over); `device` empty: all. id > 0, or 0 with a sentence.
+  // Captures into `fd` (taken over); `device` empty: all; `qpn` 0: all. id > 0, or 0 with a
+  // sentence.
   virtual uint32_t StartCapture(int fd, std::string_view device, bool before_faults, uint64_t count,
-                                std::string* error) = 0;
+                                uint32_t qpn, std::string* error) = 0;
   // Its count is reached, or its file takes nothing more.
   virtual bool CaptureDone(uint32_t id) const = 0;
   // Ends it. What is returned waits until all is written; call it once.

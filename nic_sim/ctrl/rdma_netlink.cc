@@ -471,10 +471,50 @@ class Answerer {
   }
 
   int Statistics() {
-    // Counters that are bound to QPs or MRs: there are none.
+    // Each QP has counters of its own, as if in the automatic mode by QP.
+    if (request_.statistics_of == uint32_t{RDMA_NLDEV_ATTR_RES_QP} && request_.dump()) {
+      return ForDevices(&Answerer::QpCounters);
+    }
+    // Counters of MRs: there are none.
     if (request_.statistics_of.has_value()) return request_.dump() ? 0 : EOPNOTSUPP;
     if (request_.port.value_or(kPort) != kPort) return EINVAL;
     return ForDevices(&Answerer::HardwareCounters);
+  }
+
+  static Writer CounterTable(const json& counters) {
+    Writer table;
+    for (const auto& [name, value] : counters.items()) {
+      Writer entry;
+      entry.Put(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_NAME, name);
+      entry.Put64(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_VALUE, value.get<uint64_t>());
+      table.Put(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY, entry);
+    }
+    return table;
+  }
+
+  // A message for each QP: its counters, under its number.
+  int QpCounters(size_t nic) {
+    for (const json& item : List("qp", nic)) {
+      const auto counters = item.find("counters");
+      if (counters == item.end() || !counters->is_object()) continue;
+      Writer qp;
+      qp.Put32(RDMA_NLDEV_ATTR_RES_LQPN, Number32(item, "qpn"));
+      Writer qps;
+      qps.Put(RDMA_NLDEV_ATTR_RES_QP_ENTRY, qp);
+      Writer entry;
+      entry.Put32(RDMA_NLDEV_ATTR_PORT_INDEX, kPort);
+      entry.Put32(RDMA_NLDEV_ATTR_STAT_COUNTER_ID, Number32(item, "qpn"));
+      entry.Put8(RDMA_NLDEV_ATTR_RES_TYPE, QpTypeOf(Text(item, "type")));
+      entry.Put32(RDMA_NLDEV_ATTR_RES_PID, Number32(item, "pid"));
+      entry.Put(RDMA_NLDEV_ATTR_RES_QP, qps);
+      entry.Put(RDMA_NLDEV_ATTR_STAT_HWCOUNTERS, CounterTable(*counters));
+      Writer table;
+      table.Put(RDMA_NLDEV_ATTR_STAT_COUNTER_ENTRY, entry);
+      Writer out = Head(nic);
+      out.Put(RDMA_NLDEV_ATTR_STAT_COUNTER, table);
+      Add(out);
+    }
+    return 0;
   }
 
   int HardwareCounters(size_t nic) {
@@ -482,12 +522,7 @@ class Answerer {
     const json all = hardware_.Counters(device);
     Writer table;
     if (const json::json_pointer path("/devices/" + device + "/hw_counters"); all.contains(path)) {
-      for (const auto& [name, value] : all[path].items()) {
-        Writer entry;
-        entry.Put(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_NAME, name);
-        entry.Put64(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY_VALUE, value.get<uint64_t>());
-        table.Put(RDMA_NLDEV_ATTR_STAT_HWCOUNTER_ENTRY, entry);
-      }
+      table = CounterTable(all[path]);
     }
     Writer out = Head(nic);
     out.Put32(RDMA_NLDEV_ATTR_PORT_INDEX, kPort);

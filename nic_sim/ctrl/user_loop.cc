@@ -458,7 +458,7 @@ bool UserLoop::StartCapture(Connection* c, const ControlAnswer& answer, std::vec
   }
   std::string error;
   c->capture = hardware_.StartCapture(fds[0].release(), answer.device, answer.before_faults,
-                                      answer.count, &error);
+                                      answer.count, answer.qpn, &error);
   if (c->capture == 0) return SendText(c, ErrorText(error));
   c->capture_counted = answer.count > 0;
   return SendText(c, R"({"ok":true})");

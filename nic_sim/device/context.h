@@ -99,6 +99,8 @@ class Context {
   // For all that follows. Held up as long as the user's own memory does not
   // answer.
   virtual ShardLock& lock() = 0;
+  // A command has been carried out, or not: an errno.
+  virtual void TraceCommand(uint32_t /*op*/, int /*error*/) {}
   virtual int wake_page_fd() const = 0;  // owned by the device; no lock needed
 
   virtual int AllocPd(uint32_t* handle) = 0;

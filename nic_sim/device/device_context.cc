@@ -15,6 +15,7 @@
 #include "nic_sim/device/slots.h"
 #include "nic_sim/qp/lid.h"
 #include "nic_sim/qp/path.h"
+#include "nic_sim/trace/failure_signal.h"
 
 namespace verbena::nic {
 
@@ -519,7 +520,20 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
 
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
   qp.TraceEventOf(type);
+  if (type == AsyncEventType::kQpFatal || type == AsyncEventType::kQpReqErr ||
+      type == AsyncEventType::kQpAccessErr) {
+    FailureSignal::Raise();
+  }
   if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
+}
+
+void DeviceContext::TraceCommand(uint32_t op, int error) {
+  shard_.UpdateNow();
+  shard_.trace().Record({.time_ns = shard_.now().ns(),
+                         .bytes = op,
+                         .detail = static_cast<uint32_t>(error),
+                         .port = nic_.port(),
+                         .kind = TraceKind::kCommand});
 }
 
 void DeviceContext::OnLinkChange() {

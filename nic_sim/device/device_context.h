@@ -41,6 +41,7 @@ class DeviceContext final : public Context,
   pid_t pid() const override { return client_.pid; }
   uint64_t cookie() const override { return cookie_; }
   ShardLock& lock() override { return shard_.lock(); }
+  void TraceCommand(uint32_t op, int error) override;
   int wake_page_fd() const override { return shard_.wake_page().fd(); }
 
   int AllocPd(uint32_t* handle) override;

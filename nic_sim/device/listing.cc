@@ -74,6 +74,18 @@ json Describe(const Region& region) {
           {"access", region.access}};
 }
 
+json DescribeWithCounters(const Qp& qp) {
+  transport::TransportCounters values;
+  qp.AddCounters(&values);
+  json counters;
+#define X(name, meaning) counters[#name] = values.name;
+  VERBENA_TRANSPORT_COUNTERS(X)
+#undef X
+  json object = Describe(qp);
+  object["counters"] = std::move(counters);
+  return object;
+}
+
 void Add(json& items, const DeviceContext& context, json object) {
   object.update(Head(context));
   items.push_back(std::move(object));
@@ -103,9 +115,9 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
     }
   } else if (what == "qp") {
     for (const Qp* qp : context.qps()) {
-      if (qp != nullptr) Add(items, context, Describe(*qp));
+      if (qp != nullptr) Add(items, context, DescribeWithCounters(*qp));
     }
-    context.ForEachXrcQp([&](const Qp& qp) { Add(items, context, Describe(qp)); });
+    context.ForEachXrcQp([&](const Qp& qp) { Add(items, context, DescribeWithCounters(qp)); });
   } else if (what == "srq") {
     for (const auto& srq : context.srqs()) {
       if (srq != nullptr) Add(items, context, Describe(*srq, context));
@@ -181,6 +193,10 @@ json Device::Counters(std::string_view device) const {
 #define X(name, meaning) hardware[#name] = sums[nic->config().index].name;
     VERBENA_TRANSPORT_COUNTERS(X)
 #undef X
+    // As rxe and mlx5 call them.
+    hardware["sent_pkts"] = port.port_xmit_packets;
+    hardware["rcvd_pkts"] = port.port_rcv_packets;
+    hardware["rx_icrc_encapsulated"] = port.drops[static_cast<size_t>(DropReason::bad_icrc)];
     json& device_counters = devices[nic->config().device];
     device_counters = {{"counters", std::move(counters)},
                        {"hw_counters", std::move(hardware)},

@@ -138,7 +138,12 @@ bool Shard::RunDoorbells() {
   for (DoorbellSource* source : sources_) {
     TakeDoorbells(*source->page, source->qps->size(), [&](uint32_t slot) {
       if (slot >= source->qps->size() || (*source->qps)[slot] == nullptr) return;
-      MarkReady(*(*source->qps)[slot]);
+      Qp& qp = *(*source->qps)[slot];
+      MarkReady(qp);
+      trace_.Record({.time_ns = now_.ns(),
+                     .qpn = qp.qpn().value(),
+                     .port = qp.nic().port(),
+                     .kind = TraceKind::kDoorbell});
       ++counters_.doorbells;
       rung = true;
     });
@@ -249,6 +254,7 @@ void Shard::TraceReceived(const Nic& nic, const PacketView& packet, transport::Q
 
 void Shard::RunPlacements() {
   if (dma_->has_placements()) dma_->FlushPlacements();
+  TraceDma(dma_->counters().bytes_placed, /*placed=*/true);
   if (!received_.empty()) {
     rte_pktmbuf_free_bulk(received_.data(), static_cast<unsigned>(received_.size()));
     received_.clear();
@@ -360,7 +366,9 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
                     .psn_offset = qp.PsnOffset(tx.psn, response),
                     .retransmission = tx.retransmission,
                     .icrc_present = false,
-                    .trusted = true};
+                    .trusted = true,
+                    .wr_id = tx.wr_id,
+                    .has_wr_id = !response};
   const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
   const bool is_datagram = traits.has_deth();
   const bool names_memory = traits.has_reth() || traits.has_atomic_eth();
@@ -381,11 +389,23 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
   return true;
 }
 
+// The copies since the last time, all together.
+void Shard::TraceDma(uint64_t bytes, bool placed) {
+  uint64_t& traced = placed ? traced_placed_ : traced_fetched_;
+  if (bytes == traced) return;
+  trace_.Record({.time_ns = now_.ns(),
+                 .bytes = static_cast<uint32_t>(bytes - traced),
+                 .kind = TraceKind::kDma,
+                 .flags = placed ? TraceEvent::kReceivingSide : uint8_t{0}});
+  traced = bytes;
+}
+
 void Shard::FlushOutgoing() {
   dma_->FlushFetches([this](uint32_t tag) {
     // The tag after the last packet is of one that BuildPacket gave up.
     if (tag < outgoing_count_) outgoing_[tag].failed = true;
   });
+  TraceDma(dma_->counters().bytes_fetched, /*placed=*/false);
   if (outgoing_count_ == 0) return;
   progress_.store(true, std::memory_order_relaxed);
   for (uint32_t i = 0; i < outgoing_count_; ++i) {

@@ -189,6 +189,7 @@ class Shard final : public InboxOwner {
   void ReceiveFromGroup(Nic& nic, const transport::PacketView& packet);
   void TraceReceived(const Nic& nic, const transport::PacketView& packet, transport::Qpn qpn,
                      DropReason reason);
+  void TraceDma(uint64_t bytes, bool placed);
   void RunPlacements();
   bool RunQps();
   void Transmit(Qp& qp);
@@ -241,6 +242,7 @@ class Shard final : public InboxOwner {
   bool worked_this_pass_ = false;
   ShardCounters counters_;
   TraceRing trace_{kTraceEvents};
+  uint64_t traced_placed_ = 0, traced_fetched_ = 0;  // bytes of copies that are in the trace
 };
 
 }  // namespace verbena::nic

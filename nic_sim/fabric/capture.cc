@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 
 namespace verbena::nic {
@@ -29,6 +30,7 @@ constexpr uint32_t kInterfaceBlock = 1;
 constexpr uint32_t kEnhancedPacketBlock = 6;
 constexpr uint16_t kLinkTypeEthernet = 1;
 constexpr uint16_t kOptionEnd = 0;
+constexpr uint16_t kOptionComment = 1;
 constexpr uint16_t kOptionUserApplication = 4;  // of a section
 constexpr uint16_t kOptionInterfaceName = 2;    // of an interface
 constexpr uint16_t kOptionTimeResolution = 9;   // of an interface
@@ -81,6 +83,23 @@ class Block {
   std::vector<std::byte> bytes_;
 };
 
+// What the packet itself does not say: whose it is, and what was done to it.
+// Empty for what came from outside untouched.
+size_t WriteComment(const PacketMeta& meta, char* out, size_t size) {
+  size_t used = 0;
+  const auto add = [&](const char* format, auto... values) {
+    const int length = std::snprintf(out + used, size - used, format, values...);
+    if (length > 0) used = std::min(used + static_cast<size_t>(length), size - 1);
+  };
+  if (meta.source_qpn != 0) add("QP 0x%06x", meta.source_qpn);
+  if (meta.source_qpn > 1 && meta.has_wr_id) {
+    add(", wr_id %llu", static_cast<unsigned long long>(meta.wr_id));
+  }
+  if (meta.retransmission) add("%s", ", sent again");
+  if (meta.hit_by != 0) add("%sfault rule %u", used == 0 ? "" : ", ", meta.hit_by);
+  return used;
+}
+
 int64_t WallClockNs() {
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -91,7 +110,7 @@ int64_t WallClockNs() {
 
 CaptureFile::CaptureFile(int fd, std::vector<std::string> interfaces, uint64_t count,
                          size_t buffer_bytes)
-    : capacity_(std::max(buffer_bytes, kPacketBlockFixedBytes + Padded(UINT16_MAX))),
+    : capacity_(std::max(buffer_bytes, kPacketBlockFixedBytes + 100 + Padded(UINT16_MAX))),
       count_(count),
       fd_(fd) {
   struct stat info;
@@ -132,7 +151,10 @@ void CaptureFile::Add(uint32_t interface, Direction direction, rte_mbuf* packet,
   if (done()) return;
   EnsureIcrc(packet);
   const uint32_t size = packet->data_len;
-  const size_t block_bytes = kPacketBlockFixedBytes + Padded(size);
+  char comment[96];
+  const size_t comment_bytes = WriteComment(MetaOf(packet), comment, sizeof comment);
+  const size_t block_bytes =
+      kPacketBlockFixedBytes + Padded(size) + (comment_bytes != 0 ? 4 + Padded(comment_bytes) : 0);
 
   std::unique_lock<std::mutex> lock(mutex_);
   if (filling_.size + block_bytes > capacity_ && !MakeRoom(&lock, block_bytes)) {
@@ -162,6 +184,13 @@ void CaptureFile::Add(uint32_t interface, Direction direction, rte_mbuf* packet,
   at = Put(at, kOptionPacketFlags);
   at = Put(at, static_cast<uint16_t>(sizeof flags));
   at = Put(at, flags);
+  if (comment_bytes != 0) {
+    at = Put(at, kOptionComment);
+    at = Put(at, static_cast<uint16_t>(comment_bytes));
+    at = Put(at, comment, comment_bytes);
+    std::memset(at, 0, Padded(comment_bytes) - comment_bytes);
+    at += Padded(comment_bytes) - comment_bytes;
+  }
   at = Put(at, uint32_t{kOptionEnd});
   Put(at, length);
   filling_.size += block_bytes;

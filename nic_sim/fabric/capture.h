@@ -50,8 +50,8 @@ class CaptureFile {
   CaptureFile(const CaptureFile&) = delete;
   CaptureFile& operator=(const CaptureFile&) = delete;
 
-  // Copies the packet with its ICRC. The first packet pins `now` to the wall
-  // clock.
+  // Copies the packet with its ICRC and a comment (QP, wr_id, fault rule). The first packet pins
+  // `now` to the wall clock.
   void Add(uint32_t interface, Direction direction, rte_mbuf* packet, transport::Time now);
   bool done() const { return done_.load(std::memory_order_relaxed); }
 

@@ -20,6 +20,7 @@
 #include "nic_sim/fabric/packet_queue.h"
 #include "nic_sim/port/wire.h"
 #include "transport/base/byteorder.h"
+#include "transport/wire/bth.h"
 #include "transport/wire/ip_udp.h"
 
 namespace verbena::nic {
@@ -66,8 +67,23 @@ struct Capture {
   uint32_t id = 0;
   PortId port = Fabric::kAllPorts;
   CaptureStage stage = CaptureStage::kAfter;
+  uint32_t qpn = 0;  // 0: all
   std::unique_ptr<CaptureFile> file;
 };
+
+// 0: no RoCEv2 packet.
+uint32_t DestinationQpn(rte_mbuf* packet) {
+  const std::span<const std::byte> frame = FrameSpan(packet);
+  const uint32_t l3 = L3OffsetOf(frame);
+  if (l3 == 0) return 0;
+  const bool is_ipv6 = LoadBe16(&frame[l3 - 2]) == transport::kEtherTypeIpv6;
+  const size_t bth = l3 +
+                     (is_ipv6 ? transport::Ipv6Header::kBytes : transport::Ipv4Header::kBytes) +
+                     transport::UdpHeader::kBytes;
+  return frame.size() < bth + transport::Bth::kBytes
+             ? 0
+             : transport::Bth::Load(&frame[bth]).dest_qpn.value();
+}
 
 // The addresses of an IP packet.
 Gid SourceGid(rte_mbuf* packet, uint32_t l3) {
@@ -277,6 +293,10 @@ void Fabric::State::Record(CaptureStage stage, rte_mbuf* packet, Time now) {
   const PortId port = transit.direction == Direction::kTx ? transit.source : transit.destination;
   for (Capture& capture : captures) {
     if (capture.stage != stage) continue;
+    if (capture.qpn != 0 && MetaOf(packet).source_qpn != capture.qpn &&
+        DestinationQpn(packet) != capture.qpn) {
+      continue;
+    }
     if (capture.port == kAllPorts) {
       capture.file->Add(port, transit.direction, packet, now);
     } else if (capture.port == port) {
@@ -850,7 +870,8 @@ nlohmann::json Fabric::ListHeld() const {
   return list;
 }
 
-uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count) {
+uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count,
+                              uint32_t qpn) {
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   if (state.captures.size() >= kMaxCaptures || (port != kAllPorts && port >= state.ports.size())) {
@@ -861,7 +882,8 @@ uint32_t Fabric::StartCapture(int fd, PortId port, CaptureStage stage, uint64_t 
   for (size_t i = 0; i < state.ports.size(); ++i) {
     if (port == kAllPorts || port == i) interfaces.push_back(state.ports[i]->config.device);
   }
-  Capture capture{.id = state.next_capture_id, .port = port, .stage = stage, .file = nullptr};
+  Capture capture{
+      .id = state.next_capture_id, .port = port, .stage = stage, .qpn = qpn, .file = nullptr};
   try {
     capture.file = std::make_unique<CaptureFile>(fd, std::move(interfaces), count);
   } catch (const std::system_error&) {

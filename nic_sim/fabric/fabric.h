@@ -188,9 +188,10 @@ class Fabric {
 
   // Starts writing packets of `port` (or all: kAllPorts) to `fd`, which the
   // capture owns. Gives an id; 0: 16 captures run already, no such port, or no
-  // thread (`fd` is closed). `count` 0: no limit.
+  // thread (`fd` is closed). `count` 0: no limit. `qpn` not 0: only packets from or
+  // to this QP (from: of those that come from outside that is not known).
   static constexpr PortId kAllPorts = 0xffff;
-  uint32_t StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count);
+  uint32_t StartCapture(int fd, PortId port, CaptureStage stage, uint64_t count, uint32_t qpn = 0);
   // It has ended by itself: its count is reached or a write failed.
   bool CaptureDone(uint32_t id) const;
   // Ends it. CaptureFile::Finish() then waits until all is written and gives

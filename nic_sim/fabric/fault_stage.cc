@@ -24,7 +24,7 @@ using namespace transport;  // NOLINT: the wire's names
 // What rules look at.
 struct FaultStage::Facts {
   const PacketTransit* transit = nullptr;
-  const PacketMeta* meta = nullptr;
+  PacketMeta* meta = nullptr;
   uint32_t l3 = 0;
   uint32_t bth = 0;  // offset; 0: no RoCEv2 packet
   uint8_t opcode = 0;
@@ -357,6 +357,7 @@ bool FaultStage::Selects(ActiveRule* active, const Facts& facts) {
 
 void FaultStage::Hit(ActiveRule* active, const Facts& facts) {
   ++active->hits;
+  facts.meta->hit_by = active->id;
   trace_.Record({.time_ns = facts.now.ns(),
                  .qpn = facts.meta->source_qpn,
                  .peer_qpn = facts.dest_qpn,

@@ -35,9 +35,13 @@ struct PacketMeta {
   bool icrc_present = false;
   // Made by this daemon and not altered since: needs no check.
   bool trusted = false;
+  // For captures: the work request of a request, and the last rule that hit.
+  uint64_t wr_id = 0;
+  uint32_t hit_by = 0;
+  bool has_wr_id = false;
 };
 // PacketMeta, and behind it what the fabric keeps (packet_queue.h).
-inline constexpr uint16_t kPacketPrivateBytes = 64;
+inline constexpr uint16_t kPacketPrivateBytes = 96;
 static_assert(sizeof(PacketMeta) <= kPacketPrivateBytes);
 
 // Bytes of the largest frame: 14 + 4 (VLAN) + 40 + 8 + 12 + 28 + 4096 + 3 + 4.

@@ -10,6 +10,7 @@
 #include "nic_sim/qp/rc_qp.h"
 #include "nic_sim/qp/uc_qp.h"
 #include "nic_sim/qp/ud_qp.h"
+#include "nic_sim/trace/failure_signal.h"
 
 namespace verbena::nic {
 
@@ -265,6 +266,10 @@ abi::QpAttr Qp::Query() const {
 // --- Engine steps ---
 
 void Qp::TraceCompletion(const Completion& completion, uint32_t peer_qpn) {
+  if (completion.status != transport::WcStatus::kSuccess &&
+      completion.status != transport::WcStatus::kWrFlushErr) [[unlikely]] {
+    FailureSignal::Raise();
+  }
   Trace({.wr_id = completion.wr_id,
          .peer_qpn = peer_qpn,
          .bytes = completion.byte_len,

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "nic_sim/abi/commands.h"
 #include "nic_sim/faults/device_rule.h"
 #include "nic_sim/stats/counters.h"
 #include "transport/qp_state.h"
@@ -139,6 +140,90 @@ std::string_view NameOf(AsyncEventType type) {
   }
 }
 
+// As the verb that makes it.
+std::string_view CommandName(uint32_t op) {
+  switch (op) {
+    case abi::kCmdAllocPd:
+      return "alloc_pd";
+    case abi::kCmdDeallocPd:
+      return "dealloc_pd";
+    case abi::kCmdRegMr:
+      return "reg_mr";
+    case abi::kCmdDeregMr:
+      return "dereg_mr";
+    case abi::kCmdCreateCq:
+      return "create_cq";
+    case abi::kCmdDestroyCq:
+      return "destroy_cq";
+    case abi::kCmdCreateQp:
+      return "create_qp";
+    case abi::kCmdModifyQp:
+      return "modify_qp";
+    case abi::kCmdQueryQp:
+      return "query_qp";
+    case abi::kCmdDestroyQp:
+      return "destroy_qp";
+    case abi::kCmdCreateAh:
+      return "create_ah";
+    case abi::kCmdDestroyAh:
+      return "destroy_ah";
+    case abi::kCmdQueryPort:
+      return "query_port";
+    case abi::kCmdGetSegment:
+      return "get_segment";
+    case abi::kCmdCreateSrq:
+      return "create_srq";
+    case abi::kCmdModifySrq:
+      return "modify_srq";
+    case abi::kCmdFinishSrqResize:
+      return "finish_srq_resize";
+    case abi::kCmdQuerySrq:
+      return "query_srq";
+    case abi::kCmdDestroySrq:
+      return "destroy_srq";
+    case abi::kCmdOpenXrcd:
+      return "open_xrcd";
+    case abi::kCmdCloseXrcd:
+      return "close_xrcd";
+    case abi::kCmdOpenQp:
+      return "open_qp";
+    case abi::kCmdReregMr:
+      return "rereg_mr";
+    case abi::kCmdAllocNullMr:
+      return "alloc_null_mr";
+    case abi::kCmdQueryMr:
+      return "query_mr";
+    case abi::kCmdAllocMw:
+      return "alloc_mw";
+    case abi::kCmdDeallocMw:
+      return "dealloc_mw";
+    case abi::kCmdAllocDm:
+      return "alloc_dm";
+    case abi::kCmdFreeDm:
+      return "free_dm";
+    case abi::kCmdImportPd:
+      return "import_pd";
+    case abi::kCmdImportMr:
+      return "import_mr";
+    case abi::kCmdImportDm:
+      return "import_dm";
+    case abi::kCmdResizeCq:
+      return "resize_cq";
+    case abi::kCmdFinishCqResize:
+      return "finish_cq_resize";
+    case abi::kCmdModifyCq:
+      return "modify_cq";
+    case abi::kCmdAttachMcast:
+      return "attach_mcast";
+    case abi::kCmdDetachMcast:
+      return "detach_mcast";
+    case abi::kCmdCheckFault:
+      return "check_fault";
+    default:
+      return "?";
+  }
+}
+
 void AddPacket(const TraceEvent& event, json* out) {
   json& packet = *out;
   const auto opcode = static_cast<Opcode>(event.opcode);
@@ -200,6 +285,19 @@ json ToJson(const TraceEvent& event, const std::string& device) {
     case TraceKind::kEvent:
       out["event"] = "async_event";
       out["type"] = NameOf(static_cast<AsyncEventType>(event.code));
+      break;
+    case TraceKind::kDoorbell:
+      out["event"] = "doorbell";
+      break;
+    case TraceKind::kDma:
+      out["event"] = "dma";
+      out["bytes"] = event.bytes;
+      out["to"] = (event.flags & TraceEvent::kReceivingSide) != 0 ? "memory" : "packets";
+      break;
+    case TraceKind::kCommand:
+      out["event"] = "command";
+      out["command"] = CommandName(event.bytes);
+      out["errno"] = event.detail;
       break;
     case TraceKind::kFault:
       out["event"] = "fault";

@@ -24,6 +24,9 @@ enum class TraceKind : uint8_t {
   kEvent,        // code = AsyncEventType
   kFault,        // a rule hit a packet: detail = the rule's id, code = FaultAction
   kDeviceFault,  // a rule hit the device: detail = the rule's id, code = DeviceAction
+  kDoorbell,     // the QP's doorbell was seen: something is posted
+  kDma,          // copies since the last one: bytes; kReceivingSide: into applications
+  kCommand,      // a verbs command: bytes = abi::CommandOp, detail = errno; qpn = 0
 };
 
 struct TraceEvent {
@@ -31,7 +34,7 @@ struct TraceEvent {
   static constexpr uint8_t kResponse = 2;
   static constexpr uint8_t kAckRequest = 4;
   static constexpr uint8_t kSendQueue = 8;       // kCompletion
-  static constexpr uint8_t kReceivingSide = 16;  // kFault
+  static constexpr uint8_t kReceivingSide = 16;  // kFault, kDma
 
   int64_t time_ns = 0;  // CLOCK_MONOTONIC
   uint64_t wr_id = 0;

@@ -50,6 +50,7 @@ int OpenOutput(const std::string& file, std::string* error) {
 Json CaptureRequest(const CaptureOptions& options) {
   Json request = {{"op", "capture"}, {"stage", options.stage}};
   if (!options.device.empty()) request["dev"] = options.device;
+  if (options.qpn) request["qpn"] = *options.qpn;
   if (options.count > 0) request["count"] = options.count;
   return request;
 }

@@ -52,7 +52,21 @@ int Version(const InstanceOptions& options, bool json);
 // observe_commands.cc
 int Status(const InstanceOptions& options, bool json);
 int List(const InstanceOptions& options, const std::string& what, bool json);
-int Counters(const InstanceOptions& options, const std::string& device, bool json);
+
+// counters_command.cc
+struct CountersOptions {
+  InstanceOptions instance;
+  std::string device;           // empty: all
+  std::optional<uint32_t> qpn;  // of this QP instead
+  bool json = false;
+  bool watch = false;   // what changes, until Ctrl-C
+  double interval = 1;  // seconds
+  uint64_t rounds = 0;  // of --watch; 0: no end
+};
+int Counters(const CountersOptions& options);
+
+// metrics_command.cc. `listen_on`: loopback IPV4:PORT; empty: once on stdout.
+int Metrics(const InstanceOptions& options, const std::string& listen_on);
 
 // capture_command.cc
 struct CaptureOptions {
@@ -60,8 +74,9 @@ struct CaptureOptions {
   std::string file;  // "-" = stdout
   std::string device;
   std::string stage = "after";
-  double seconds = 0;  // 0 = no limit
-  uint64_t count = 0;  // 0 = no limit
+  std::optional<uint32_t> qpn;  // only packets from or to this QP
+  double seconds = 0;           // 0 = no limit
+  uint64_t count = 0;           // 0 = no limit
 };
 int Capture(const CaptureOptions& options);
 

@@ -9,10 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "nic_sim/trace/json_fields.h"
+
 namespace verbena::tools {
 
-// Keeps the daemon's order of fields.
-using Json = nlohmann::ordered_json;
+using Json = nic::Json;
 
 struct Reply {
   enum class Kind {
@@ -68,17 +69,12 @@ class ControlClient {
 // Does somebody accept connections at this path? (No word is exchanged.)
 bool SomebodyListens(const std::string& path);
 
-// Fields of a reply, of whatever type they really are.
-std::string TextField(const Json& object, const char* key, const std::string& fallback = "");
-int64_t IntegerField(const Json& object, const char* key, int64_t fallback = 0);
-// The array or object of that name, or an empty one.
-const Json& ArrayField(const Json& object, const char* key);
-const Json& ObjectField(const Json& object, const char* key);
-// One line of text for any scalar; arrays and objects as JSON. Control characters, which a
-// process name may contain, are shown as \xNN.
-std::string Printable(const Json& value);
-std::string Printable(const std::string& text);
-// Never throws: bytes that are no UTF-8 are replaced.
-std::string Dump(const Json& value, int indent = -1);
+// Fields of a reply: nic_sim/trace/json_fields.h.
+using nic::ArrayField;
+using nic::Dump;
+using nic::IntegerField;
+using nic::ObjectField;
+using nic::Printable;
+using nic::TextField;
 
 }  // namespace verbena::tools

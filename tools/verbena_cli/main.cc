@@ -85,9 +85,26 @@ struct Arguments {
   ScenarioOptions scenario;
   TimelineOptions timeline;
   std::string perfetto;
+  CountersOptions counters;
+  std::string listen_on;
   LabOptions lab;
   ReportOptions report;
 };
+
+// Decimal, or hexadecimal with 0x.
+std::optional<uint32_t> ParseQpn(const std::string& text) {
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text.c_str(), &end, 0);
+  if (text.empty() || text[0] == '-' || *end != '\0' || errno != 0 || value > 0xffffff) return {};
+  return static_cast<uint32_t>(value);
+}
+
+const CLI::Validator kQpn(
+    [](const std::string& text) {
+      return ParseQpn(text) ? std::string() : "'" + text + "' is no QP number";
+    },
+    "QPN");
 
 CLI::App* AddCommand(CLI::App* parent, const char* name, const char* description,
                      const char* footer) {
@@ -202,10 +219,29 @@ void AddObserving(CLI::App* app, Arguments* a) {
           AddCommand(app, "counters", "Show the counters of the ports",
                      "Names and units are those of Linux: port_xmit_data and port_rcv_data\n"
                      "count units of 4 bytes.\nExample:\n"
-                     "  verbena counters --dev verbena0 --json"),
+                     "  verbena counters --dev verbena0 --json\n"
+                     "  verbena counters --watch                    what changes, with rates\n"
+                     "  verbena counters --qp 0x1a2b3c              of one QP"),
           &a->instance),
       &a->json);
   counters->add_option("--dev", a->device, "Only this device");
+  counters
+      ->add_option_function<std::string>(
+          "--qp", [a](const std::string& text) { a->counters.qpn = ParseQpn(text); },
+          "Counters of this QP (verbena list qp)")
+      ->check(kQpn);
+  counters->add_flag("--watch", a->counters.watch, "Show what changes, until Ctrl-C");
+  counters->add_option("--interval", a->counters.interval, "Seconds between two looks (default 1)")
+      ->check(CLI::Range(0.05, 86400.0));
+  counters->add_option("--rounds", a->counters.rounds, "End --watch after so many intervals");
+
+  AddInstance(AddCommand(app, "metrics", "Print the counters for Prometheus, or serve them",
+                         "Without --listen once on stdout, as for a textfile collector. With it a\n"
+                         "process that answers GET /metrics until it is ended.\n"
+                         "Example:\n"
+                         "  verbena metrics --listen 127.0.0.1:9464"),
+              &a->instance)
+      ->add_option("--listen", a->listen_on, "Loopback address: [IPV4:]PORT; port 0: any free one");
 }
 
 void AddCapture(CLI::App* app, Arguments* a) {
@@ -218,10 +254,17 @@ void AddCapture(CLI::App* app, Arguments* a) {
           "  verbena capture trace.pcapng --for 5\n"
           "  verbena capture trace.pcapng --dev verbena0 --count 100\n"
           "  verbena capture - --count 20 | tshark -r -\n"
+          "  verbena capture - | wireshark -k -i -     live\n"
+          "  verbena capture trace.pcapng --qp 0x1a2b3c\n"
           "  verbena decode trace.pcapng              one line per packet"),
       &a->instance);
   capture->add_option("file", a->capture.file, "Output file; - is stdout")->required();
   capture->add_option("--dev", a->capture.device, "Only this device");
+  capture
+      ->add_option_function<std::string>(
+          "--qp", [a](const std::string& text) { a->capture.qpn = ParseQpn(text); },
+          "Only packets from or to this QP")
+      ->check(kQpn);
   capture
       ->add_option("--stage", a->capture.stage,
                    "before: as the NIC sent it; after: with the faults (default)")
@@ -273,21 +316,7 @@ void AddFault(CLI::App* app, Arguments* a) {
   release->add_option("--rule", a->rule_id, "Only those of the rule with this id");
 }
 
-// Decimal, or hexadecimal with 0x.
-std::optional<uint32_t> ParseQpn(const std::string& text) {
-  char* end = nullptr;
-  errno = 0;
-  const unsigned long long value = std::strtoull(text.c_str(), &end, 0);
-  if (text.empty() || text[0] == '-' || *end != '\0' || errno != 0 || value > 0xffffff) return {};
-  return static_cast<uint32_t>(value);
-}
-
 void AddTrace(CLI::App* app, Arguments* a) {
-  static const CLI::Validator kQpn(
-      [](const std::string& text) {
-        return ParseQpn(text) ? std::string() : "'" + text + "' is no QP number";
-      },
-      "QPN");
   CLI::App* trace = AddJson(
       AddInstance(
           AddCommand(app, "trace", "Show what the engine did last, event by event",
@@ -400,7 +429,13 @@ int Dispatch(const CLI::App& app, Arguments* a) {
   if (got("doctor")) return Doctor(a->instance, a->json);
   if (got("status")) return Status(a->instance, a->json);
   if (got("list")) return List(a->instance, a->what, a->json);
-  if (got("counters")) return Counters(a->instance, a->device, a->json);
+  if (got("counters")) {
+    a->counters.instance = a->instance;
+    a->counters.device = a->device;
+    a->counters.json = a->json;
+    return Counters(a->counters);
+  }
+  if (got("metrics")) return Metrics(a->instance, a->listen_on);
   if (got("scenario")) {
     return app.get_subcommand("scenario")->got_subcommand("list") ? ScenarioList(a->json)
                                                                   : ScenarioRun(a->scenario);

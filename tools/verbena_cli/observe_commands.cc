@@ -46,19 +46,6 @@ std::vector<std::string> Columns(const std::string& what, const Json& items) {
   return columns;
 }
 
-void PrintCounters(const char* title, const Json& counters, bool only_set) {
-  size_t width = 0;
-  for (const auto& counter : counters.items()) width = std::max(width, counter.key().size());
-  bool titled = false;
-  for (const auto& counter : counters.items()) {
-    const std::string value = Printable(counter.value());
-    if (only_set && value == "0") continue;
-    if (!titled) Print(stdout, "  {}\n", title);
-    titled = true;
-    Print(stdout, "    {:<{}}  {:>14}\n", Printable(counter.key()), width, value);
-  }
-}
-
 }  // namespace
 
 int Status(const InstanceOptions& options, bool json) {
@@ -125,28 +112,6 @@ int List(const InstanceOptions& options, const std::string& what, bool json) {
     table.AddRow(row);
   }
   Print(stdout, "{}", table.Text());
-  return 0;
-}
-
-int Counters(const InstanceOptions& options, const std::string& device, bool json) {
-  Json request = {{"op", "counters"}};
-  if (!device.empty()) request["dev"] = device;
-  const Reply reply = Ask(options, request);
-  if (!reply.ok()) return 1;
-  if (json) {
-    PrintJson(reply.json);
-    return 0;
-  }
-  for (const auto& entry : ObjectField(reply.json, "devices").items()) {
-    Print(stdout, "{}\n", Printable(entry.key()));
-    PrintCounters("port counters (port_*_data in units of 4 bytes)",
-                  ObjectField(entry.value(), "counters"), /*only_set=*/false);
-    PrintCounters("hw_counters", ObjectField(entry.value(), "hw_counters"), /*only_set=*/false);
-    PrintCounters("drops (those that happened)", ObjectField(entry.value(), "drops"),
-                  /*only_set=*/true);
-    PrintCounters("wire (the netdev that the NIC is joined to)", ObjectField(entry.value(), "wire"),
-                  /*only_set=*/true);
-  }
   return 0;
 }
 

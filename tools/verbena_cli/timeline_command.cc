@@ -42,11 +42,17 @@ int Timeline(const TimelineOptions& options) {
       return 1;
     }
   } else {
+    // The worst there is, of several the first: what comes after it only followed.
+    int worst = 0;
     for (const WorkRequestLife& life : lives) {
       const bool failed =
           !life.status.empty() && life.status != "SUCCESS" && life.status != "WR_FLUSH_ERR";
-      if (failed || life.again != 0) shown = &life;
-      if (failed) break;
+      const bool hit = std::ranges::any_of(
+          life.events, [&](size_t index) { return TextField(events[index], "event") == "fault"; });
+      const int trouble = failed ? 3 : hit ? 2 : life.again != 0 ? 1 : 0;
+      if (trouble <= worst) continue;
+      worst = trouble;
+      shown = &life;
     }
     if (shown == nullptr) shown = &lives.back();
   }

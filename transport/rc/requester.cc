@@ -354,6 +354,7 @@ void RcRequester::FillSegments(uint32_t bytes, TxPacket* packet) {
 void RcRequester::FinishTransmit(Time now, uint32_t psns, TxPacket* packet) {
   packet->psn = PsnOf(send_seq_);
   packet->retransmission = send_seq_ < sent_high_;
+  packet->wr_id = At(send_wr_).wr_id;
   send_seq_ += psns;
   if (send_seq_ > sent_high_) sent_high_ = send_seq_;
   if (send_seq_ == At(send_wr_).end_seq()) {

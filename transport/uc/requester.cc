@@ -114,6 +114,7 @@ bool UcRequester::PollTransmit(TxPacket* packet) {
   packet->solicited = last && message_.solicited && message_.opcode != WrOpcode::kRdmaWrite;
   packet->imm_or_inv = message_.imm_or_inv;
   packet->retransmission = false;
+  packet->wr_id = message_.wr_id;
   if (IsWrite(message_.opcode)) {
     packet->remote_address = message_.remote_address;
     packet->rkey = message_.rkey;

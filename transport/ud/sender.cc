@@ -66,6 +66,7 @@ bool UdSender::Send(const SendRequest& request, bool has_path, TxPacket* packet)
   packet->qkey =
       (request.remote_qkey & kOwnQkeyBit) != 0 ? config_.qkey : Qkey(request.remote_qkey);
   packet->retransmission = false;
+  packet->wr_id = request.wr_id;
   packet->payload_bytes = static_cast<uint32_t>(bytes);
   packet->payload_access = MemoryAccess::kLocalRead;
   packet->inline_payload = request.inline_data.empty() ? nullptr : request.inline_data.data();

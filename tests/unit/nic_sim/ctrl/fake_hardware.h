@@ -246,7 +246,7 @@ class FakeHardware final : public Hardware {
     return static_cast<uint32_t>(removed);
   }
 
-  uint32_t StartCapture(int fd, std::string_view device, bool, uint64_t count,
+  uint32_t StartCapture(int fd, std::string_view device, bool, uint64_t count, uint32_t,
                         std::string* error) override {
     UniqueFd file(fd);
     const std::lock_guard guard(lock_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/verbena_cli/explain.h"
+#include "nic_sim/trace/explain.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 
 #include "transport/wire/aeth.h"
 
-namespace verbena::tools {
+namespace verbena::nic {
 namespace {
 
 using transport::Aeth;
@@ -439,6 +439,16 @@ std::string EventText(const Json& event) {
   }
   if (what == "async_event") return "event " + TextField(event, "type", "?");
   if (what == "timer") return "timer ran out";
+  if (what == "doorbell") return "doorbell";
+  if (what == "dma") {
+    return fmt::format("copied {} bytes {}", Number(event, "bytes"),
+                       TextField(event, "to") == "memory" ? "into applications" : "into packets");
+  }
+  if (what == "command") {
+    const uint32_t error = Number(event, "errno");
+    return fmt::format("command {}{}", TextField(event, "command", "?"),
+                       error == 0 ? "" : fmt::format(": errno {}", error));
+  }
   return what;
 }
 
@@ -492,4 +502,4 @@ std::string ExplanationText(const Explanation& found, std::optional<uint32_t> qp
   return text;
 }
 
-}  // namespace verbena::tools
+}  // namespace verbena::nic
