@@ -29,7 +29,7 @@ struct PacketTransit {
   PortId destination = 0;
   Direction direction = Direction::kTx;
 };
-inline constexpr size_t kTransitOffset = 16;
+inline constexpr size_t kTransitOffset = 24;
 static_assert(sizeof(PacketMeta) <= kTransitOffset);
 static_assert(kTransitOffset + sizeof(PacketTransit) <= kPacketPrivateBytes);
 
