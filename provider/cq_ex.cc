@@ -42,6 +42,8 @@ uint8_t ReadSl(ibv_cq_ex* cq) { return ToCq(cq)->current.sl; }
 uint8_t ReadDlidPathBits(ibv_cq_ex* cq) { return ToCq(cq)->current.dlid_path_bits; }
 uint64_t ReadCompletionTs(ibv_cq_ex* cq) { return ToCq(cq)->current_ns; }
 
+uint32_t ReadFlowTag(ibv_cq_ex* cq) { return ToCq(cq)->current_flow_tag; }
+
 int64_t Nanoseconds(clockid_t clock) {
   timespec now = {};
   clock_gettime(clock, &now);
@@ -71,6 +73,7 @@ void FillReaders(ibv_cq_ex* ibv, uint64_t wc_flags) {
   if ((wc_flags & IBV_WC_EX_WITH_DLID_PATH_BITS) != 0) {
     ibv->read_dlid_path_bits = ReadDlidPathBits;
   }
+  if ((wc_flags & IBV_WC_EX_WITH_FLOW_TAG) != 0) ibv->read_flow_tag = ReadFlowTag;
   if ((wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0) {
     ibv->read_completion_ts = ReadCompletionTs;
   }
@@ -83,7 +86,7 @@ void FillReaders(ibv_cq_ex* ibv, uint64_t wc_flags) {
 int CheckAttributes(const ibv_cq_init_attr_ex& attr) {
   constexpr uint32_t kMask = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
   constexpr uint64_t kWcFlags = static_cast<uint64_t>(IBV_WC_STANDARD_FLAGS) |
-                                IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+                                IBV_WC_EX_WITH_FLOW_TAG | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
                                 IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
   constexpr uint32_t kFlags =
       IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;

@@ -102,6 +102,19 @@ int QueryDevice(ibv_context* ibv, const ibv_query_device_ex_input* input, ibv_de
     attr->cq_mod_caps.max_cq_count = UINT16_MAX;
     attr->cq_mod_caps.max_cq_period = UINT16_MAX;
   }
+  if (VERBENA_HAS(attr_size, rss_caps)) {
+    attr->rss_caps.supported_qpts = 1u << IBV_QPT_RAW_PACKET;
+    attr->rss_caps.max_rwq_indirection_tables = context->attributes.max_qp;
+    attr->rss_caps.max_rwq_indirection_table_size = 1u << abi::kMaxLogRssSize;
+    attr->rss_caps.rx_hash_fields_mask = abi::kRssFields;
+    attr->rss_caps.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+  }
+  if (VERBENA_HAS(attr_size, max_wq_type_rq)) attr->max_wq_type_rq = context->attributes.max_qp;
+  if (VERBENA_HAS(attr_size, packet_pacing_caps)) {
+    attr->packet_pacing_caps.qp_rate_limit_min = 1;
+    attr->packet_pacing_caps.qp_rate_limit_max = abi::kMaxRateKbps;
+    attr->packet_pacing_caps.supported_qpts = 1u << IBV_QPT_RAW_PACKET;
+  }
   if (VERBENA_HAS(attr_size, max_dm_size)) attr->max_dm_size = context->attributes.max_dm_size;
   if (VERBENA_HAS(attr_size, phys_port_cnt_ex)) {
     attr->phys_port_cnt_ex = context->attributes.phys_port_count;

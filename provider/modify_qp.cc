@@ -97,6 +97,7 @@ void Reset(Context* context, Qp* qp, uint32_t generation) {
 
 int ModifyQp(ibv_qp* ibv, ibv_qp_attr* attr, int mask) {
   Qp* qp = ToQp(ibv);
+  if (qp->rss_table != nullptr) return EOPNOTSUPP;  // it has no state
   Context* context = ToContext(ibv->context);
   abi::ModifyQpRequest request = {};
   abi::ModifyQpReply reply = {};
@@ -106,6 +107,14 @@ int ModifyQp(ibv_qp* ibv, ibv_qp_attr* attr, int mask) {
   request.attr = ToAbi(*attr, request.mask);
   const int error = context->channel.Execute(&request, &reply);
   if (error != 0) return error;
+  // With the state, in the same call; only raw packet QPs are paced.
+  if ((static_cast<unsigned>(mask) & IBV_QP_RATE_LIMIT) != 0 && reply.state == IBV_QPS_RTS &&
+      ibv->qp_type == IBV_QPT_RAW_PACKET) {
+    ibv_qp_rate_limit_attr limit = {};
+    limit.rate_limit = attr->rate_limit;
+    const int limit_error = ModifyQpRateLimit(ibv, &limit);
+    if (limit_error != 0) return limit_error;
+  }
   if ((request.mask & IBV_QP_STATE) != 0 && reply.state == IBV_QPS_RESET) {
     qp->state.store(reply.state, std::memory_order_relaxed);  // nobody posts any more
     Reset(context, qp, reply.generation);
@@ -114,8 +123,21 @@ int ModifyQp(ibv_qp* ibv, ibv_qp_attr* attr, int mask) {
   return 0;
 }
 
+int ModifyQpRateLimit(ibv_qp* ibv, ibv_qp_rate_limit_attr* attr) {
+  if (attr->comp_mask != 0 || ToQp(ibv)->rss_table != nullptr) return EOPNOTSUPP;
+  abi::LimitQpRateRequest request = {};
+  abi::HandleReply reply = {};
+  request.header.op = abi::kCmdLimitQpRate;
+  request.qp = ibv->handle;
+  request.kbps = attr->rate_limit;
+  request.max_burst_bytes = attr->max_burst_sz;
+  request.typical_bytes = attr->typical_pkt_sz;
+  return ToContext(ibv->context)->channel.Execute(&request, &reply);
+}
+
 int QueryQp(ibv_qp* ibv, ibv_qp_attr* attr, int, ibv_qp_init_attr* init_attr) {
   Qp* qp = ToQp(ibv);
+  if (qp->rss_table != nullptr) return EOPNOTSUPP;
   abi::HandleRequest request = {};
   abi::QueryQpReply reply = {};
   request.header.op = abi::kCmdQueryQp;

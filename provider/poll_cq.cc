@@ -167,8 +167,14 @@ int Flush(Cq* cq, int room, ibv_wc* wc) {
   return count;
 }
 
-// `timestamp_ns`: of the last completion.
-int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc, uint64_t* timestamp_ns) {
+// What an ibv_wc has no room for.
+struct Extra {
+  uint64_t timestamp_ns = 0;
+  uint32_t flow_tag = 0;
+};
+
+// `extra`: of the last completion.
+int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc, Extra* extra) {
   const uint32_t start = cq->consumer;
   uint32_t consumer = start;
   int count = 0;
@@ -183,7 +189,7 @@ int PollLocked(const Context* context, Cq* cq, int room, ibv_wc* wc, uint64_t* t
     ++consumer;
     if (Accept(context, cq, cqe, &wc[count])) {
       ++count;
-      *timestamp_ns = cqe.timestamp_ns;
+      *extra = {cqe.timestamp_ns, cqe.flow_tag};
     }
   }
   if (consumer != start) {
@@ -207,8 +213,8 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
   int count;
   {
     const SpinGuard guard(cq->lock);
-    uint64_t timestamp_ns = 0;
-    count = PollLocked(context, cq, num_entries, wc, &timestamp_ns);
+    Extra extra;
+    count = PollLocked(context, cq, num_entries, wc, &extra);
     if (count == 0 && num_entries > 0) {
       if (context->DeviceDead()) count = Flush(cq, num_entries, wc);
       ++cq->empty_polls;
@@ -229,16 +235,16 @@ int PollCq(ibv_cq* ibv, int num_entries, ibv_wc* wc) {
 int NextCompletion(Cq* cq) {
   const Context* context = ToContext(cq->base.cq.context);
   if (context->fork_generation != g_fork_generation.load(std::memory_order_relaxed)) return EIO;
-  int count = PollLocked(context, cq, 1, &cq->current, &cq->current_ns);
-  if (count == 0 && context->DeviceDead()) {
-    count = Flush(cq, 1, &cq->current);
-    cq->current_ns = 0;
-  }
+  Extra extra;
+  int count = PollLocked(context, cq, 1, &cq->current, &extra);
+  if (count == 0 && context->DeviceDead()) count = Flush(cq, 1, &cq->current);
   if (count == 0) {
     if (cq->empty_polls < kEmptyPollsBeforeYield) ++cq->empty_polls;
     return ENOENT;
   }
   cq->empty_polls = 0;
+  cq->current_ns = extra.timestamp_ns;
+  cq->current_flow_tag = extra.flow_tag;
   ibv_cq_ex* ex = ToCqEx(cq);
   ex->wr_id = cq->current.wr_id;
   ex->status = cq->current.status;

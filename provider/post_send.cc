@@ -31,6 +31,8 @@ uint32_t OpcodesOf(ibv_qp_type type) {
   switch (type) {
     case IBV_QPT_UD:
       return kSends;
+    case IBV_QPT_RAW_PACKET:
+      return Bit(IBV_WR_SEND);
     case IBV_QPT_UC:
       return kSends | kWrites;
     case IBV_QPT_RC:

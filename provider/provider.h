@@ -154,6 +154,7 @@ struct Cq {
   // ibv_start_poll … ibv_end_poll: the completion that is looked at.
   ibv_wc current;
   uint64_t current_ns;
+  uint32_t current_flow_tag;
   bool single_threaded;  // constant; the lock is not taken by those
   // Constant:
   abi::CqRecord* record;
@@ -219,6 +220,8 @@ struct Qp {
   WrBuilder builder;
   uint64_t* wr_ids;  // of both queues
   Pd* domain;        // parent domain whose allocator gave wr_ids, or NULL
+  // What it spreads over; then it has no queues and no state.
+  ibv_rwq_ind_table* rss_table;
 };
 
 template <typename To, typename From>
@@ -344,6 +347,21 @@ int GetSrqNum(ibv_srq* srq, uint32_t* number);
 ibv_xrcd* OpenXrcd(ibv_context* context, ibv_xrcd_init_attr* attr);
 int CloseXrcd(ibv_xrcd* xrcd);
 ibv_qp* OpenQp(ibv_context* context, ibv_qp_open_attr* attr);
+// flow.cc
+ibv_flow* CreateFlow(ibv_qp* qp, ibv_flow_attr* attr);
+int DestroyFlow(ibv_flow* flow);
+ibv_counters* CreateCounters(ibv_context* context, ibv_counters_init_attr* attr);
+int DestroyCounters(ibv_counters* counters);
+int AttachCountersPointFlow(ibv_counters* counters, ibv_counter_attach_attr* attr, ibv_flow* flow);
+int ReadCounters(ibv_counters* counters, uint64_t* values, uint32_t count, uint32_t flags);
+// rss.cc
+ibv_wq* CreateWq(ibv_context* context, ibv_wq_init_attr* attr);
+int ModifyWq(ibv_wq* wq, ibv_wq_attr* attr);
+int DestroyWq(ibv_wq* wq);
+ibv_rwq_ind_table* CreateRwqIndTable(ibv_context* context, ibv_rwq_ind_table_init_attr* attr);
+int DestroyRwqIndTable(ibv_rwq_ind_table* table);
+int CreateRss(Context* context, Qp* qp, ibv_rwq_ind_table* table, const ibv_rx_hash_conf& hash);
+int DestroyRss(Qp* qp);
 // qp_ex.cc
 // 0, or EOPNOTSUPP if a QP of that type does not have all of `ops`.
 int CheckSendOps(ibv_qp_type type, uint64_t ops);
@@ -354,6 +372,7 @@ int QueryQpDataInOrder(ibv_qp* qp, ibv_wr_opcode opcode, uint32_t flags);
 // modify_qp.cc
 int ModifyQp(ibv_qp* qp, ibv_qp_attr* attr, int mask);
 int QueryQp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init_attr);
+int ModifyQpRateLimit(ibv_qp* qp, ibv_qp_rate_limit_attr* attr);
 // post_send.cc, post_recv.cc
 int PostSend(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad_wr);
 int PostRecv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad_wr);

@@ -211,9 +211,40 @@ ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   return New(pd->context, pd, nullptr, attr, nullptr, 0);
 }
 
+namespace {
+
+// A raw packet QP that only receives, and spreads that over a table of WQs.
+ibv_qp* NewRss(ibv_context* ibv, ibv_pd* pd, const ibv_qp_init_attr_ex& attr) {
+  constexpr uint32_t kBoth = IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
+  int error = 0;
+  if ((attr.comp_mask & kBoth) != kBoth || attr.rwq_ind_tbl == nullptr || pd == nullptr ||
+      attr.qp_type != IBV_QPT_RAW_PACKET || attr.rwq_ind_tbl->context != ibv ||
+      attr.srq != nullptr || attr.send_cq != nullptr || attr.recv_cq != nullptr) {
+    error = EINVAL;
+  }
+  Qp* qp = error == 0 ? static_cast<Qp*>(calloc(1, sizeof(Qp))) : nullptr;
+  if (error == 0) {
+    error =
+        qp == nullptr ? ENOMEM : CreateRss(ToContext(ibv), qp, attr.rwq_ind_tbl, attr.rx_hash_conf);
+  }
+  if (error != 0) {
+    free(qp);
+    errno = error;
+    return nullptr;
+  }
+  ibv_qp_init_attr plain = {};
+  plain.qp_context = attr.qp_context;
+  plain.qp_type = attr.qp_type;
+  FillHandle(qp, ibv, pd, plain);
+  return &qp->base.qp;
+}
+
+}  // namespace
+
 ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
   constexpr uint32_t kSupported = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD |
-                                  IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+                                  IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS |
+                                  IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
   constexpr uint32_t kKnown = (IBV_QP_INIT_ATTR_SEND_OPS_FLAGS << 1) - 1;
   const bool extended = (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0;
   ibv_pd* pd = (attr->comp_mask & IBV_QP_INIT_ATTR_PD) != 0 ? attr->pd : nullptr;
@@ -234,6 +265,9 @@ ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
     errno = error;
     return nullptr;
   }
+  if ((attr->comp_mask & (IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE)) != 0) {
+    return NewRss(context, pd, *attr);
+  }
   // The extended attributes begin with the plain ones.
   static_assert(offsetof(ibv_qp_init_attr_ex, sq_sig_all) ==
                 offsetof(ibv_qp_init_attr, sq_sig_all));
@@ -247,6 +281,11 @@ ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr) {
 
 int DestroyQp(ibv_qp* ibv) {
   Qp* qp = ToQp(ibv);
+  if (qp->rss_table != nullptr) {
+    const int rss_error = DestroyRss(qp);
+    if (rss_error == 0) Free(qp);
+    return rss_error;
+  }
   Context* context = ToContext(ibv->context);
   EventDrain events(&context->drain_mutex, &context->reserve, ibv->context->cmd_fd);
   int error = context->DeviceDead() ? 0 : events.Open(ibv->context->async_fd);

@@ -281,6 +281,8 @@ uint32_t OpsOf(ibv_qp_type type) {
   switch (type) {
     case IBV_QPT_UD:
       return kSendOps;
+    case IBV_QPT_RAW_PACKET:
+      return IBV_QP_EX_WITH_SEND;
     case IBV_QPT_UC:
       return kSendOps | kWriteOps;
     case IBV_QPT_RC:

@@ -72,7 +72,8 @@ struct Completion {
   // UD receives: who sent it and what the first 40 bytes of the buffer hold.
   NetworkHeader network_header = NetworkHeader::kNone;
   Qpn src_qpn;
-  SrqNumber srq;  // XRC receives: whose WQE it was
+  SrqNumber srq;          // XRC receives: whose WQE it was
+  uint32_t flow_tag = 0;  // raw packet receives
 };
 
 // Counted events of one QP's state machines (cumulative). The names are those

@@ -192,6 +192,14 @@ enum CommandOp : uint16_t {
   kCmdModifyCq,
   kCmdAttachMcast = 96,
   kCmdDetachMcast,
+  kCmdCreateFlow = 112,
+  kCmdDestroyFlow,     // HandleRequest
+  kCmdCreateCounters,  // HandleRequest, HandleReply
+  kCmdDestroyCounters,
+  kCmdReadCounters,  // HandleRequest, ReadCountersReply
+  kCmdLimitQpRate = 120,
+  kCmdCreateRss = 124,
+  kCmdDestroyRss,  // HandleRequest
   kCmdCheckFault = 160,
 };
 
@@ -564,6 +572,71 @@ struct McastRequest {
   uint32_t reserved;
   uint8_t gid[16];
 };
+
+// One layer that a frame must have. `value` and `mask` are laid out like the
+// ibv_flow_*_filter of this type, in network byte order.
+struct FlowSpec {
+  uint32_t type;  // enum ibv_flow_spec_type: ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP
+  uint8_t value[40];
+  uint8_t mask[40];
+};
+static_assert(sizeof(FlowSpec) == 84);
+inline constexpr uint32_t kMaxFlowSpecs = 10;
+
+// Frames for a raw packet QP. Errors: EINVAL (no raw packet QP, specs that
+// contradict each other, no such counters), EOPNOTSUPP (a layer or flag that is not
+// looked at), ENOMEM.
+struct CreateFlowRequest {
+  CommandHeader header;
+  uint32_t qp;
+  uint32_t type;   // enum ibv_flow_attr_type
+  uint32_t flags;  // enum ibv_flow_flags
+  uint16_t priority;
+  uint8_t port;
+  uint8_t spec_count;
+  uint32_t action;    // FlowAction
+  uint32_t tag;       // 24 bits, for the completion
+  uint32_t counters;  // of CreateCounters, or kNoHandle
+  uint32_t reserved;
+  FlowSpec specs[kMaxFlowSpecs];
+};
+static_assert(sizeof(CreateFlowRequest) == 40 + kMaxFlowSpecs * sizeof(FlowSpec));
+enum FlowAction : uint32_t { kFlowDeliver = 0, kFlowDrop = 1 };
+
+// Frames that rules with these counters have taken. DestroyCounters: EBUSY while
+// a rule has them.
+struct ReadCountersReply {
+  ReplyHeader header;
+  uint64_t packets;
+  uint64_t bytes;
+};
+
+// Spreads the frames of flow rules over receiving QPs by a Toeplitz hash; the
+// handle stands in CreateFlowRequest::qp. Errors: EINVAL (fields that exclude each
+// other, a QP that is no raw packet QP), ENOMEM. DestroyRss: EBUSY while a rule has
+// it. A QP that is gone gets nothing.
+struct CreateRssRequest {
+  CommandHeader header;
+  uint32_t fields;  // enum ibv_rx_hash_fields
+  uint8_t log_size;
+  uint8_t reserved[3];
+  uint8_t key[40];
+  uint32_t qps[128];  // 2^log_size handles
+};
+static_assert(sizeof(CreateRssRequest) == 568);
+inline constexpr uint32_t kMaxLogRssSize = 7;
+inline constexpr uint32_t kFirstRssHandle = 1u << 30;
+inline constexpr uint32_t kRssFields = 0xff;  // of the bits that are known
+
+// Raw packet QPs. 0 kbit/s: no limit. EINVAL: not in RTS, more than kMaxRateKbps.
+struct LimitQpRateRequest {
+  CommandHeader header;
+  uint32_t qp;
+  uint32_t kbps;
+  uint32_t max_burst_bytes;  // sent at once at most; 0: as the device likes
+  uint32_t typical_bytes;    // of a packet; a hint
+};
+inline constexpr uint32_t kMaxRateKbps = 100'000'000;
 
 // HandleRequest with handle = port number (1).
 struct QueryPortReply {

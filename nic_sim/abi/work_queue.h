@@ -126,8 +126,8 @@ struct Cqe {
   uint16_t qp_slot;       // context-local slot of the QP
   uint16_t pkey_index;
   uint32_t qp_generation;  // CreateQp/ModifyQp(RESET): stale CQEs are skipped
+  uint32_t flow_tag;       // raw packets: of the flow rule, else 0
   uint32_t reserved;
-  uint32_t reserved2;
   std::atomic<uint32_t> phase;
 };
 static_assert(sizeof(Cqe) == 64);

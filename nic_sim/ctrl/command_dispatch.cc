@@ -153,6 +153,30 @@ int AttachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*)
 int DetachMcast(Call& call, const abi::McastRequest& request, abi::HandleReply*) {
   return call.context->DetachMcast(request);
 }
+int CreateFlow(Call& call, const abi::CreateFlowRequest& request, abi::HandleReply* reply) {
+  return call.context->CreateFlow(request, &reply->handle);
+}
+int DestroyFlow(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DestroyFlow(request.handle);
+}
+int CreateCounters(Call& call, const abi::HandleRequest&, abi::HandleReply* reply) {
+  return call.context->CreateCounters(&reply->handle);
+}
+int DestroyCounters(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DestroyCounters(request.handle);
+}
+int ReadCounters(Call& call, const abi::HandleRequest& request, abi::ReadCountersReply* reply) {
+  return call.context->ReadCounters(request.handle, reply);
+}
+int CreateRss(Call& call, const abi::CreateRssRequest& request, abi::HandleReply* reply) {
+  return call.context->CreateRss(request, &reply->handle);
+}
+int DestroyRss(Call& call, const abi::HandleRequest& request, abi::HandleReply*) {
+  return call.context->DestroyRss(request.handle);
+}
+int LimitQpRate(Call& call, const abi::LimitQpRateRequest& request, abi::HandleReply*) {
+  return call.context->LimitQpRate(request);
+}
 int OpenXrcd(Call& call, const abi::OpenXrcdRequest& request, abi::HandleReply* reply) {
   if (request.has_file > 1 || call.fds.size() != request.has_file) return EINVAL;
   const int fd = request.has_file == 1 ? call.fds[0].get() : -1;
@@ -253,6 +277,22 @@ const Command* FindCommand(uint16_t op) {
       return &RowOf<&AttachMcast>::kCommand;
     case abi::kCmdDetachMcast:
       return &RowOf<&DetachMcast>::kCommand;
+    case abi::kCmdCreateFlow:
+      return &RowOf<&CreateFlow>::kCommand;
+    case abi::kCmdDestroyFlow:
+      return &RowOf<&DestroyFlow>::kCommand;
+    case abi::kCmdCreateCounters:
+      return &RowOf<&CreateCounters>::kCommand;
+    case abi::kCmdDestroyCounters:
+      return &RowOf<&DestroyCounters>::kCommand;
+    case abi::kCmdReadCounters:
+      return &RowOf<&ReadCounters>::kCommand;
+    case abi::kCmdCreateRss:
+      return &RowOf<&CreateRss>::kCommand;
+    case abi::kCmdDestroyRss:
+      return &RowOf<&DestroyRss>::kCommand;
+    case abi::kCmdLimitQpRate:
+      return &RowOf<&LimitQpRate>::kCommand;
     case abi::kCmdOpenXrcd:
       return &RowOf<&OpenXrcd>::kCommand;
     case abi::kCmdCloseXrcd:

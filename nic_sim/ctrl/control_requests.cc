@@ -119,7 +119,9 @@ json List(Request& request) {
       what, request.asker.privileged ? std::nullopt : std::optional(request.asker.uid));
   if (items.is_null()) {
     request.fields.Fail(
-        fmt::format("cannot list '{}': context, pd, mr, cq and qp are known", what.substr(0, 64)));
+        fmt::format("cannot list '{}': context, pd, mr, mw, dm, cq, qp, srq, ah, xrcd, flow and "
+                    "cm_id are known",
+                    what.substr(0, 64)));
   }
   return items;
 }

@@ -19,6 +19,7 @@ constexpr uint64_t kMemWindow = 1 << 17;
 constexpr uint64_t kXrc = 1 << 20;
 constexpr uint64_t kMemMgtExtensions = 1 << 21;  // LOCAL_INV, SEND_INV
 constexpr uint64_t kMemWindowType2B = 1 << 24;
+constexpr uint64_t kManagedFlowSteering = 1 << 29;
 constexpr uint64_t kFlushGlobal = uint64_t{1} << 38;
 constexpr uint64_t kAtomicWrite = uint64_t{1} << 40;
 constexpr uint32_t kAtomicHca = 1;  // enum ibv_atomic_cap
@@ -38,7 +39,7 @@ abi::DeviceAttributes MakeDeviceAttributes(uint64_t node_guid) {
   a.max_msg_size = kMaxMessageBytes;
   a.device_cap_flags = kAutoPathMig | kCurrentQpStateMod | kPortActiveEvent | kSysImageGuid |
                        kRcRnrNakGen | kSrqResize | kMemWindow | kXrc | kMemMgtExtensions |
-                       kMemWindowType2B | kFlushGlobal | kAtomicWrite;
+                       kMemWindowType2B | kManagedFlowSteering | kFlushGlobal | kAtomicWrite;
   a.vendor_id = kVendorId;
   a.vendor_part_id = kVendorPartId;
   a.hw_ver = 1;

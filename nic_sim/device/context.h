@@ -148,6 +148,14 @@ class Context {
   virtual int DestroySrq(uint32_t handle, abi::DestroyReply* reply) = 0;
   virtual int AttachMcast(const abi::McastRequest& request) = 0;
   virtual int DetachMcast(const abi::McastRequest& request) = 0;
+  virtual int CreateFlow(const abi::CreateFlowRequest&, uint32_t* /*handle*/) { return EOPNOTSUPP; }
+  virtual int DestroyFlow(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  virtual int CreateCounters(uint32_t* /*handle*/) { return EOPNOTSUPP; }
+  virtual int DestroyCounters(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  virtual int ReadCounters(uint32_t /*handle*/, abi::ReadCountersReply*) { return EOPNOTSUPP; }
+  virtual int CreateRss(const abi::CreateRssRequest&, uint32_t* /*handle*/) { return EOPNOTSUPP; }
+  virtual int DestroyRss(uint32_t /*handle*/) { return EOPNOTSUPP; }
+  virtual int LimitQpRate(const abi::LimitQpRateRequest&) { return EOPNOTSUPP; }
   // `fd`: the file of the domain or -1; stays the caller's.
   virtual int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) = 0;
   virtual int CloseXrcd(uint32_t handle) = 0;

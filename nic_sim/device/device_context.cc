@@ -46,6 +46,7 @@ DeviceContext::DeviceContext(Shard& shard, Nic& nic, const UserLimits& limits, u
 DeviceContext::~DeviceContext() {
   share_.contexts.erase(cookie_);
   shard_.RemoveSource(&source_);
+  while (!flows_.empty()) DestroyFlow(flows_.begin()->first);
   for (Qp* qp : qps_) {
     if (qp != nullptr) DeleteQp(qp);
   }
@@ -239,7 +240,10 @@ int DeviceContext::CheckQpRequest(const abi::CreateQpRequest& request) const {
     case QpType::kXrcRecv:
       break;
     case QpType::kRawPacket:
-      return EOPNOTSUPP;
+      // Whole frames of the sender's making need CAP_NET_RAW on Linux. Here they stay
+      // among the ports of who owns the daemon.
+      if (client_.uid != 0 && client_.uid != geteuid()) return EPERM;
+      break;
     default:
       return EINVAL;
   }
@@ -373,6 +377,7 @@ void DeviceContext::DeleteQp(Qp* qp) {
   const Ring sq = qp->config().sq_ring;
   const Ring rq = qp->config().rq_ring;
   while (!qp->groups.empty()) Detach(*qp, qp->groups.back());
+  DestroyFlowsOf(*qp);
   --pds_[qp->config().pd];
   shard_.ForgetQp(*qp);
   nic_.qps().Remove(qp->qpn());
@@ -401,7 +406,7 @@ int DeviceContext::DestroyQp(uint32_t handle, abi::DestroyReply* reply) {
     reply->async_events = CloseXrcQp(handle);
     return 0;
   }
-  if (!qp->groups.empty()) return EBUSY;
+  if (!qp->groups.empty() || qp->flows != 0) return EBUSY;
   SendPosted(*qp);
   reply->async_events = qp->async_events;
   DeleteQp(qp);

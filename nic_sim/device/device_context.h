@@ -81,6 +81,15 @@ class DeviceContext final : public Context,
   int DestroySrq(uint32_t handle, abi::DestroyReply* reply) override;
   int AttachMcast(const abi::McastRequest& request) override;
   int DetachMcast(const abi::McastRequest& request) override;
+  // flow_commands.cc
+  int CreateFlow(const abi::CreateFlowRequest& request, uint32_t* handle) override;
+  int DestroyFlow(uint32_t handle) override;
+  int CreateCounters(uint32_t* handle) override;
+  int DestroyCounters(uint32_t handle) override;
+  int ReadCounters(uint32_t handle, abi::ReadCountersReply* reply) override;
+  int CreateRss(const abi::CreateRssRequest& request, uint32_t* handle) override;
+  int DestroyRss(uint32_t handle) override;
+  int LimitQpRate(const abi::LimitQpRateRequest& request) override;
   int OpenXrcd(const abi::OpenXrcdRequest& request, int fd, uint32_t* handle) override;
   int CloseXrcd(uint32_t handle) override;
   int OpenQp(const abi::OpenQpRequest& request, abi::OpenQpReply* reply) override;
@@ -128,6 +137,24 @@ class DeviceContext final : public Context,
     }
   }
   const std::vector<std::unique_ptr<SharedReceiveQueue>>& srqs() const { return srqs_; }
+  const std::unordered_map<uint32_t, AddressHandle>& ahs() const { return ahs_; }
+  // Calls visit(handle, bytes).
+  template <typename Visitor>
+  void ForEachDm(Visitor visit) const {
+    for (const auto& [handle, memory] : dms_) visit(handle, memory.length);
+  }
+  // Calls visit(handle, domain, objects made through it).
+  template <typename Visitor>
+  void ForEachXrcd(Visitor visit) const {
+    for (const auto& [handle, entry] : xrcds_) visit(handle, *entry.domain, entry.objects);
+  }
+  // Calls visit(handle, QPN, 0: of a QP that spreads).
+  template <typename Visitor>
+  void ForEachFlow(Visitor visit) const {
+    for (const auto& [handle, flow] : flows_) {
+      visit(handle, flow.qp != nullptr ? flow.qp->qpn().value() : 0);
+    }
+  }
 
  private:
   CompletionQueue* FindCq(uint32_t handle) const {
@@ -150,6 +177,7 @@ class DeviceContext final : public Context,
   void DeleteQp(Qp* qp);
   void SendPosted(Qp& qp);
   void Detach(Qp& qp, const transport::Gid& group);
+  void DestroyFlowsOf(const Qp& qp);
   void ForgetSrq(SharedReceiveQueue& srq);
   int CreateXrcTarget(const abi::CreateQpRequest& request, abi::CreateQpReply* reply);
   uint32_t AddOpener(XrcTarget* target, uint32_t xrcd, uint64_t user_handle);
@@ -203,6 +231,24 @@ class DeviceContext final : public Context,
   std::unordered_map<uint32_t, XrcQpHandle> xrc_qps_;  // handles beyond the slots
   uint32_t next_xrc_qp_ = abi::kMaxQpSlots;
   std::vector<std::weak_ptr<EventChannel>> channels_;
+  struct Flow {
+    Qp* qp = nullptr;               // or
+    uint32_t rss = abi::kNoHandle;  // this
+    uint32_t counters = abi::kNoHandle;
+  };
+  struct CountersObject {
+    std::shared_ptr<FlowCounters> counts;
+    uint32_t flows = 0;  // rules that count here
+  };
+  std::unordered_map<uint32_t, Flow> flows_;  // by the fabric's id
+  std::unordered_map<uint32_t, CountersObject> counters_;
+  uint32_t next_counters_ = 1;
+  struct Rss {
+    std::shared_ptr<const RssTable> table;
+    uint32_t flows = 0;  // rules that lead here
+  };
+  std::unordered_map<uint32_t, Rss> rss_;
+  uint32_t next_rss_ = abi::kFirstRssHandle;
 };
 
 }  // namespace verbena::nic

@@ -86,6 +86,21 @@ json DescribeWithCounters(const Qp& qp) {
   return object;
 }
 
+// `rkey`: as it is now; the first one is the window's handle.
+json DescribeWindow(uint32_t handle, const DeviceContext& context) {
+  const Region* window = context.share().regions.FindWindow(handle);
+  if (window == nullptr) return {{"rkey", handle}};
+  const bool bound = window->parent != 0;
+  return {{"rkey", window->key},
+          {"type", window->kind == RegionKind::kWindow1 ? 1 : 2},
+          {"pdn", window->pd},
+          {"mr", bound ? json(window->parent) : json(nullptr)},
+          {"qpn", window->qpn},
+          {"address", window->iova},
+          {"length", bound ? window->length : 0},
+          {"access", bound ? window->access : 0}};
+}
+
 void Add(json& items, const DeviceContext& context, json object) {
   object.update(Head(context));
   items.push_back(std::move(object));
@@ -122,6 +137,30 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
     for (const auto& srq : context.srqs()) {
       if (srq != nullptr) Add(items, context, Describe(*srq, context));
     }
+  } else if (what == "mw") {
+    for (const auto& [handle, pd] : context.mws()) {
+      Add(items, context, DescribeWindow(handle, context));
+    }
+  } else if (what == "dm") {
+    context.ForEachDm([&](uint32_t handle, uint64_t bytes) {
+      Add(items, context, {{"dm", handle}, {"length", bytes}});
+    });
+  } else if (what == "ah") {
+    for (const auto& [handle, ah] : context.ahs()) {
+      Add(items, context, {{"ah", handle}, {"pdn", ah.pd}, {"flow_label", ah.flow_label}});
+    }
+  } else if (what == "xrcd") {
+    context.ForEachXrcd([&](uint32_t handle, const XrcDomain& domain, uint32_t objects) {
+      Add(items, context,
+          {{"xrcd", handle},
+           {"inode", domain.file() ? json(domain.file()->inode) : json(nullptr)},
+           {"opened", domain.handles},
+           {"objects", objects}});
+    });
+  } else if (what == "flow") {
+    context.ForEachFlow([&](uint32_t handle, uint32_t qpn) {
+      Add(items, context, {{"flow", handle}, {"qpn", qpn}});
+    });
   }
 }
 
@@ -150,7 +189,8 @@ json ForEachTenant(const std::vector<std::shared_ptr<Tenant>>& tenants, Visitor 
 }  // namespace
 
 json Device::List(std::string_view what, std::optional<uid_t> user) const {
-  static constexpr std::string_view kKinds[] = {"context", "pd", "mr", "cq", "qp", "srq"};
+  static constexpr std::string_view kKinds[] = {"context", "pd", "mr", "cq",   "qp",  "srq",
+                                                "mw",      "dm", "ah", "xrcd", "flow"};
   if (std::find(std::begin(kKinds), std::end(kKinds), what) == std::end(kKinds)) return nullptr;
   std::vector<std::shared_ptr<Tenant>> tenants = state_->Tenants();
   if (user) std::erase_if(tenants, [user](const auto& one) { return one->uid != UserOf(*user); });

@@ -173,6 +173,8 @@ void Shard::Receive(Nic& nic, rte_mbuf* packet) {
   const auto drop = [&](DropReason reason) {
     resources_.fabric->CountReceiveDrop(nic.port(), reason);
   };
+  if (MetaOf(packet).raw) [[unlikely]]
+    return ReceiveFrame(nic, packet);
   auto parsed = PacketView::Parse(FrameSpan(packet));
   // A responder answers these.
   if (!parsed.ok() && parsed.error() == transport::ParseError::kReservedOpcode) {
@@ -193,6 +195,19 @@ void Shard::Receive(Nic& nic, rte_mbuf* packet) {
   const DropReason reason = qp != nullptr ? qp->HandlePacket(view, now_) : DropReason::unknown_qp;
   TraceReceived(nic, view, view.dest_qpn(), reason);
   if (reason != DropReason::count) return drop(reason);
+  MarkReady(*qp);
+}
+
+// A frame that a flow rule leads to a raw packet QP.
+void Shard::ReceiveFrame(Nic& nic, rte_mbuf* packet) {
+  const PacketMeta& meta = MetaOf(packet);
+  Qp* qp = nic.qps().Find(transport::Qpn(meta.to_qpn), config_.id);
+  const DropReason reason =
+      qp != nullptr ? qp->HandleFrame(FrameSpan(packet), meta.flow_tag) : DropReason::unknown_qp;
+  if (reason != DropReason::count) {
+    resources_.fabric->CountReceiveDrop(nic.port(), reason);
+    return;
+  }
   MarkReady(*qp);
 }
 
@@ -330,7 +345,8 @@ void Shard::Transmit(Qp& qp) {
 bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* packet) {
   rte_pktmbuf_reset_headroom(packet);
   std::byte* const frame = rte_pktmbuf_mtod(packet, std::byte*);
-  const size_t headers = qp.path().WriteHeaders(HeadersOf(qp, tx), tx.payload_bytes, frame);
+  const size_t headers =
+      qp.is_raw() ? 0 : qp.path().WriteHeaders(HeadersOf(qp, tx), tx.payload_bytes, frame);
   std::byte* to = frame + headers;
   if (tx.inline_payload != nullptr) {
     std::memcpy(to, tx.inline_payload, tx.payload_bytes);
@@ -358,17 +374,22 @@ bool Shard::BuildPacket(Qp& qp, const TxPacket& tx, bool response, rte_mbuf* pac
       to += segment.length;
     }
   }
-  std::memset(to, 0, 3 + 4);  // pad and ICRC
-  const size_t bytes = qp.path().FrameBytes(tx.opcode, tx.payload_bytes);
+  size_t bytes = tx.payload_bytes;
+  if (!qp.is_raw()) [[likely]] {
+    std::memset(to, 0, 3 + 4);  // pad and ICRC
+    bytes = qp.path().FrameBytes(tx.opcode, tx.payload_bytes);
+  }
   packet->data_len = static_cast<uint16_t>(bytes);
   packet->pkt_len = static_cast<uint32_t>(bytes);
   MetaOf(packet) = {.source_qpn = qp.qpn().value(),
                     .psn_offset = qp.PsnOffset(tx.psn, response),
                     .retransmission = tx.retransmission,
-                    .icrc_present = false,
-                    .trusted = true,
+                    .icrc_present = qp.is_raw(),
+                    .trusted = !qp.is_raw(),
                     .wr_id = tx.wr_id,
-                    .has_wr_id = !response};
+                    .has_wr_id = !response,
+                    .raw = qp.is_raw()};
+  if (qp.is_raw()) return true;
   const transport::OpcodeTraits& traits = transport::TraitsOf(tx.opcode);
   const bool is_datagram = traits.has_deth();
   const bool names_memory = traits.has_reth() || traits.has_atomic_eth();

@@ -186,6 +186,7 @@ class Shard final : public InboxOwner {
   bool RunDoorbells();
   bool RunReceive();
   void Receive(Nic& nic, rte_mbuf* packet);
+  void ReceiveFrame(Nic& nic, rte_mbuf* packet);
   void ReceiveFromGroup(Nic& nic, const transport::PacketView& packet);
   void TraceReceived(const Nic& nic, const transport::PacketView& packet, transport::Qpn qpn,
                      DropReason reason);

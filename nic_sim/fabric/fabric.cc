@@ -46,6 +46,7 @@ struct Port {
   PortCounters counters;
   std::array<PortQueue, kInboxes> received;  // by shard
   std::unique_ptr<Wire> wire;                // null: not joined to a netdev
+  FlowTable flows;
   bool was_up = true;                        // when NoteLinks looked last
   std::atomic<bool> stalled{false};          // by a rule, as NoteStalls found it
 };
@@ -126,6 +127,12 @@ struct Fabric::State {
   void SendToGroup(PortId port, rte_mbuf* packet, uint32_t l3, Time now);
   void Deliver(PortId port, rte_mbuf* packet, uint32_t l3);
   void DeliverToMembers(PortId port, rte_mbuf* packet, uint32_t l3);
+  void SendRaw(PortId port, rte_mbuf* packet, Time now);
+  void SendToEveryone(PortId port, rte_mbuf* packet, Time now);
+  void SendRawOut(PortId port, rte_mbuf* packet);
+  bool DeliverRaw(PortId port, rte_mbuf* packet);
+  void EnqueueForTargets(PortId port, rte_mbuf* packet);
+  void ShowSniffers(PortId port, rte_mbuf* packet);
   void Enqueue(PortId port, ShardId shard, rte_mbuf* packet);
   ShardId OwnerOf(PortId port, rte_mbuf* packet, uint32_t l3) const;
   void Announce();
@@ -166,6 +173,8 @@ struct Fabric::State {
   PortId last_ipv6_port = kNoPort;
 
   GroupTable groups;
+  uint32_t next_flow_id = 1;
+  std::vector<FlowTable::Target> targets;  // of the frame at hand; capacity is kept
   FaultStage faults;
   std::vector<Capture> captures;
   uint32_t next_capture_id = 1;
@@ -203,12 +212,20 @@ void Fabric::State::CountSent(PortId port, rte_mbuf* packet, uint32_t l3) {
   ++counters.port_xmit_packets;
   ++(IsToGroup(packet) ? counters.multicast_xmit_packets : counters.unicast_xmit_packets);
   counters.port_xmit_data += (packet->data_len - l3) / 4;
+  if (ports[port]->flows.has_sniffers()) [[unlikely]]
+    ShowSniffers(port, packet);
 }
 
 void Fabric::State::Deliver(PortId port, rte_mbuf* packet, uint32_t l3) {
   Port& receiver = *ports[port];
   ++receiver.counters.port_rcv_packets;
   receiver.counters.port_rcv_data += (packet->data_len - l3) / 4;
+  if (receiver.flows.has_sniffers()) [[unlikely]]
+    ShowSniffers(port, packet);
+  if (MetaOf(packet).raw) [[unlikely]] {
+    if (DeliverRaw(port, packet)) return;
+    l3 = L3OffsetOf(FrameSpan(packet));
+  }
   if (IsToGroup(packet)) [[unlikely]] {
     ++receiver.counters.multicast_rcv_packets;
     DeliverToMembers(port, packet, l3);
@@ -216,6 +233,51 @@ void Fabric::State::Deliver(PortId port, rte_mbuf* packet, uint32_t l3) {
   }
   ++receiver.counters.unicast_rcv_packets;
   Enqueue(port, OwnerOf(port, packet, l3), packet);
+}
+
+// One for each QP in `targets`.
+void Fabric::State::EnqueueForTargets(PortId port, rte_mbuf* packet) {
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const bool last = i + 1 == targets.size();
+    rte_mbuf* copy = last ? std::exchange(packet, nullptr) : CopyPacket(packet);
+    if (copy == nullptr) {
+      Discard(port, Direction::kRx, DropReason::queue_full);
+      continue;
+    }
+    MetaOf(copy).raw = true;
+    MetaOf(copy).to_qpn = targets[i].qpn;
+    MetaOf(copy).flow_tag = targets[i].tag;
+    Enqueue(port, targets[i].shard, copy);
+  }
+  if (packet != nullptr) rte_pktmbuf_free(packet);
+}
+
+void Fabric::State::ShowSniffers(PortId port, rte_mbuf* packet) {
+  targets.clear();
+  ports[port]->flows.MatchSniffers(FrameSpan(packet), &targets);
+  rte_mbuf* copy = CopyPacket(packet);
+  if (copy == nullptr) return Discard(port, Direction::kRx, DropReason::queue_full);
+  EnsureIcrc(copy);
+  EnqueueForTargets(port, copy);
+}
+
+// False: it is the business of the port's transport, like any packet.
+bool Fabric::State::DeliverRaw(PortId port, rte_mbuf* packet) {
+  Port& receiver = *ports[port];
+  PacketMeta& meta = MetaOf(packet);
+  const bool is_mine =
+      IsToGroup(packet) || MacAddress::Load(FrameOf(packet)) == receiver.config.mac;
+  if (is_mine && IsRoce(FrameSpan(packet))) {
+    meta.raw = meta.trusted = false;
+    return false;
+  }
+  ++(IsToGroup(packet) ? receiver.counters.multicast_rcv_packets
+                       : receiver.counters.unicast_rcv_packets);
+  targets.clear();
+  receiver.flows.Match(FrameSpan(packet), &targets);
+  if (targets.empty()) receiver.counters.Drop(DropReason::no_flow);
+  EnqueueForTargets(port, packet);
+  return true;
 }
 
 // To the shards of the port that have QPs in the group.
@@ -313,6 +375,8 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
   } else if (!meta.icrc_present) {
     meta.trusted = true;
   }
+  if (meta.raw) [[unlikely]]
+    return SendRaw(port, packet, now);
   Destination destination = FindDestination(packet);
   if (destination.port == kNoPort && ports[port]->wire != nullptr && destination.l3 != 0) {
     if (!FindWayOut(port, packet, destination.l3, now)) return;
@@ -340,6 +404,55 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
   transit.source = port;
   transit.destination = destination.port;
   RunFaults(packet, now);
+}
+
+void Fabric::State::SendRaw(PortId port, rte_mbuf* packet, Time now) {
+  PortId destination = kEveryone;
+  if (!IsToGroup(packet)) {
+    const MacAddress mac = MacAddress::Load(FrameOf(packet));
+    for (PortId id = 0; id < ports.size(); ++id) {
+      if (ports[id]->config.mac == mac) destination = id;
+    }
+  }
+  if (!plain) {
+    TransitOf(packet) = PacketTransit();
+    TransitOf(packet).source = port;
+    TransitOf(packet).destination = destination;
+    RunFaults(packet, now);
+    return;
+  }
+  CountSent(port, packet, 0);
+  if (destination == kEveryone) {
+    SendToEveryone(port, packet, now);
+  } else {
+    Deliver(destination, packet, 0);
+  }
+}
+
+// Behind the sending side. Ports without flow rules are not bothered, but for what
+// their transport may take.
+void Fabric::State::SendToEveryone(PortId port, rte_mbuf* packet, Time now) {
+  const bool is_roce = IsToGroup(packet) && IsRoce(FrameSpan(packet));
+  for (PortId to = 0; to < ports.size(); ++to) {
+    if (ports[to]->flows.size() == 0 && !is_roce) continue;
+    rte_mbuf* copy = CopyPacket(packet);
+    if (copy == nullptr) {
+      Discard(to, Direction::kRx, DropReason::queue_full);
+    } else if (plain) {
+      Deliver(to, copy, 0);
+    } else {
+      TransitOf(copy) = PacketTransit();
+      TransitOf(copy).source = port;
+      TransitOf(copy).destination = to;
+      TransitOf(copy).direction = Direction::kRx;
+      RunFaults(copy, now);
+    }
+  }
+  if (ports[port]->wire != nullptr) {
+    SendRawOut(port, packet);
+  } else {
+    rte_pktmbuf_free(packet);
+  }
 }
 
 void Fabric::State::RunFaults(rte_mbuf* packet, Time now) {
@@ -371,6 +484,10 @@ void Fabric::State::Continue(rte_mbuf* packet, Time now) {
   CountSent(transit.source, packet, l3);
   if (transit.destination == kOutside) {
     SendOut(transit.source, packet);
+    return;
+  }
+  if (transit.destination == kEveryone) {
+    SendToEveryone(transit.source, packet, now);
     return;
   }
   if (transit.destination == kGroup) {
@@ -435,6 +552,17 @@ bool Fabric::State::FindWayOut(PortId port, rte_mbuf* packet, uint32_t l3, Time 
   return false;
 }
 
+// Behind the sending side: as it is, to whom its destination MAC says.
+void Fabric::State::SendRawOut(PortId port, rte_mbuf* packet) {
+  Wire& wire = *ports[port]->wire;
+  if (!wire.FitsMtu(packet)) {
+    Discard(port, Direction::kTx, DropReason::over_mtu);
+    rte_pktmbuf_free(packet);
+    return;
+  }
+  wire.Send(packet);
+}
+
 // Behind the sending side.
 void Fabric::State::SendOut(PortId port, rte_mbuf* packet) {
   Wire& wire = *ports[port]->wire;
@@ -467,15 +595,16 @@ void Fabric::State::ServeWaiting(PortId port, Time now) {
 
 // A packet for `port` from its netdev.
 void Fabric::State::TakeIn(PortId port, rte_mbuf* packet, Time now) {
-  MetaOf(packet) = {.icrc_present = true, .trusted = false};
+  const bool raw = MetaOf(packet).raw;
+  MetaOf(packet) = {.icrc_present = true, .trusted = false, .raw = raw};
   const std::span<const std::byte> frame = FrameSpan(packet);
-  const uint32_t l3 = L3OffsetOf(frame);
-  if (l3 == 0) {
+  const uint32_t l3 = raw ? 0 : L3OffsetOf(frame);
+  if (l3 == 0 && !raw) {
     Discard(port, Direction::kRx, DropReason::malformed);
     rte_pktmbuf_free(packet);
     return;
   }
-  if (FindPort(SourceGid(packet, l3)) != kNoPort) {
+  if (!raw && FindPort(SourceGid(packet, l3)) != kNoPort) {
     // Of a NIC of ours on the same link: its members here have it already.
     if (!IsToGroup(packet)) Discard(port, Direction::kRx, DropReason::spoofed);
     rte_pktmbuf_free(packet);
@@ -712,6 +841,29 @@ void Fabric::DetachGroup(PortId port, ShardId shard, const Gid& group) {
   if (wire != nullptr && state_->groups.Find(group, port) == nullptr) {
     wire->AcceptGroup(group, false);
   }
+}
+
+uint32_t Fabric::AddFlow(PortId port, const FlowRule& rule) {
+  const std::lock_guard guard(state_->mutex);
+  FlowTable& flows = state_->ports[port]->flows;
+  if (flows.size() >= kMaxFlows) return 0;
+  flows.Add(state_->next_flow_id, rule);
+  if (Wire* wire = state_->ports[port]->wire.get(); wire != nullptr) wire->set_takes_all(true);
+  state_->targets.reserve(kMaxFlows);
+  return state_->next_flow_id++;
+}
+
+void Fabric::RemoveFlow(PortId port, uint32_t id) {
+  const std::lock_guard guard(state_->mutex);
+  FlowTable& flows = state_->ports[port]->flows;
+  flows.Remove(id);
+  Wire* wire = state_->ports[port]->wire.get();
+  if (wire != nullptr) wire->set_takes_all(flows.size() != 0);
+}
+
+FlowCounters Fabric::ReadFlowCounters(const FlowCounters& counters) const {
+  const std::lock_guard guard(state_->mutex);
+  return counters;
 }
 
 void Fabric::ReportGroup(PortId port, const Gid& group, bool join, Time now) {

@@ -30,6 +30,12 @@
 // shard that does not run keeps no more of the others' buffers. Rules are
 // described in fault_rule.h.
 //
+// Frames of raw packet QPs go where their destination MAC says; those to nobody's
+// and to groups go to all ports, the sender's own too, and outside. What comes in
+// and is RoCE for the port's own MAC is taken by its transport, the rest goes to
+// the raw packet QPs whose flow rules match (flow_table.h). Sniffers get copies of
+// all that a port sends and receives.
+//
 // Threads: any; calls take a lock of the fabric's own, which is never held while
 // memory of an application is touched. It comes after a shard's lock. Nothing
 // allocates after AddPort but control calls (rules, capture).
@@ -47,6 +53,7 @@
 #include <string_view>
 #include <vector>
 
+#include "nic_sim/fabric/flow_table.h"
 #include "nic_sim/fabric/group_table.h"
 #include "nic_sim/fabric/packet.h"
 #include "nic_sim/stats/counters.h"
@@ -135,6 +142,13 @@ class Fabric {
   // PortConfig::group_limits.
   int AttachGroup(PortId port, ShardId shard, const transport::Gid& group);
   void DetachGroup(PortId port, ShardId shard, const transport::Gid& group);
+
+  // A flow rule of the port, for a raw packet QP that removes it before it goes
+  // away. Gives its id, 0: kMaxFlows.
+  static constexpr size_t kMaxFlows = 1024;
+  uint32_t AddFlow(PortId port, const FlowRule& rule);
+  void RemoveFlow(PortId port, uint32_t id);
+  FlowCounters ReadFlowCounters(const FlowCounters& counters) const;
 
   // The host becomes or ceases to be a member of `group` on the port's link: tells
   // routers and switches there. Counted.

@@ -60,7 +60,7 @@ struct FaultStage::Facts {
   Facts(rte_mbuf* packet, Time time)
       : transit(&TransitOf(packet)), meta(&MetaOf(packet)), now(time) {
     const std::span<const std::byte> frame = FrameSpan(packet);
-    l3 = L3OffsetOf(frame);
+    l3 = meta->raw && !IsRoce(frame) ? 0 : L3OffsetOf(frame);
     bytes = static_cast<uint32_t>(frame.size()) - l3;
     if (l3 == 0) return;
     const bool is_ipv6 = LoadBe16(&frame[l3 - 2]) == kEtherTypeIpv6;

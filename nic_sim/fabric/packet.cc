@@ -26,6 +26,19 @@ uint32_t L3OffsetOf(std::span<const std::byte> frame) {
   return l3;
 }
 
+bool IsRoce(std::span<const std::byte> frame) {
+  const uint32_t l3 = L3OffsetOf(frame);
+  if (l3 == 0) return false;
+  constexpr uint16_t kRocePort = 4791;
+  constexpr std::byte kUdp{17};
+  const std::byte* const ip = &frame[l3];
+  if (LoadBe16(ip - 2) == kEtherTypeIpv6) {
+    return ip[6] == kUdp && LoadBe16(ip + Ipv6Header::kBytes + 2) == kRocePort;
+  }
+  const bool plain = ip[0] == std::byte{0x45} && (LoadBe16(ip + 6) & 0x3fff) == 0;
+  return plain && ip[9] == kUdp && LoadBe16(ip + Ipv4Header::kBytes + 2) == kRocePort;
+}
+
 rte_mbuf* CopyPacket(rte_mbuf* packet) {
   rte_mbuf* copy = rte_pktmbuf_copy(packet, packet->pool, 0, UINT32_MAX);
   if (copy != nullptr) MetaOf(copy) = MetaOf(packet);

@@ -17,6 +17,8 @@ using PortId = uint16_t;
 // members of a multicast group.
 inline constexpr PortId kOutside = 0xfffe;
 inline constexpr PortId kGroup = 0xfffd;
+// Raw frames: all ports.
+inline constexpr PortId kEveryone = 0xfffc;
 
 // A set of QPs with an engine of its own; 0 is always there.
 using ShardId = uint8_t;
@@ -39,6 +41,11 @@ struct PacketMeta {
   uint64_t wr_id = 0;
   uint32_t hit_by = 0;
   bool has_wr_id = false;
+  // A frame that a raw packet QP made, which may be anything. Delivered to such a
+  // QP: which one, and the tag of the rule.
+  bool raw = false;
+  uint32_t to_qpn = 0;
+  uint32_t flow_tag = 0;
 };
 // PacketMeta, and behind it what the fabric keeps (packet_queue.h).
 inline constexpr uint16_t kPacketPrivateBytes = 96;
@@ -46,6 +53,10 @@ static_assert(sizeof(PacketMeta) <= kPacketPrivateBytes);
 
 // Bytes of the largest frame: 14 + 4 (VLAN) + 40 + 8 + 12 + 28 + 4096 + 3 + 4.
 inline constexpr uint32_t kMaxFrameBytes = 4224;
+
+// Of a raw packet QP: what fits into a frame of the port's largest path MTU.
+inline constexpr uint32_t kMaxRawFrameBytes = 4200;
+static_assert(kMaxRawFrameBytes <= kMaxFrameBytes);
 
 inline PacketMeta& MetaOf(rte_mbuf* packet) {
   return *static_cast<PacketMeta*>(rte_mbuf_to_priv(packet));
@@ -58,6 +69,9 @@ inline std::span<std::byte> FrameSpan(rte_mbuf* packet) {
 // Where the IP header begins: 14, or 18 behind a VLAN tag. 0: the frame is
 // neither IPv4 nor IPv6, or too short for IP, UDP, BTH and ICRC.
 uint32_t L3OffsetOf(std::span<const std::byte> frame);
+
+// An UDP datagram for port 4791, whole as far as its headers go.
+bool IsRoce(std::span<const std::byte> frame);
 
 // To a multicast group, as its MAC address says: senders here write what belongs
 // to the IP address, and the ports let no other in.

@@ -30,7 +30,7 @@ struct PacketTransit {
   PortId destination = 0;
   Direction direction = Direction::kTx;
 };
-inline constexpr size_t kTransitOffset = 40;
+inline constexpr size_t kTransitOffset = 48;
 static_assert(sizeof(PacketMeta) <= kTransitOffset);
 static_assert(kTransitOffset + sizeof(PacketTransit) <= kPacketPrivateBytes);
 

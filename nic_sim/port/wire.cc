@@ -147,13 +147,20 @@ bool Wire::Receive(std::span<rte_mbuf*> out, size_t* count, Time now) {
     packet->pkt_len = static_cast<uint32_t>(size);
     switch (verdict) {
       case IpHost::Verdict::kRoce:
+        MetaOf(packet) = {};
         out[(*count)++] = packet;
         break;
       case IpHost::Verdict::kReply:
         Enqueue(packet, false);
         break;
       default:
-        rte_pktmbuf_free(packet);
+        if (!takes_all_) {
+          rte_pktmbuf_free(packet);
+          break;
+        }
+        MetaOf(packet) = {};
+        MetaOf(packet).raw = true;
+        out[(*count)++] = packet;
     }
   }
   TakeOutcomes();

@@ -85,6 +85,9 @@ class Wire {
   // former that are lost: the queue is full, or the netdev takes nothing at all.
   size_t Flush(transport::Time now);
 
+  // What is neither for the NIC nor answered goes to `out` too, PacketMeta::raw.
+  void set_takes_all(bool all) { takes_all_ = all; }
+
   // One burst of frames. RoCEv2 packets for the NIC go to `out` (room for
   // kBurst), cut to their length; not yet parsed. True: there may be more.
   bool Receive(std::span<rte_mbuf*> out, size_t* count, transport::Time now);
@@ -118,6 +121,7 @@ class Wire {
   size_t first_ = 0;
   size_t queued_ = 0;
   size_t roce_lost_ = 0;
+  bool takes_all_ = false;
   transport::Time retry_at_ = transport::Time::Never();
   transport::Time last_progress_;
 };

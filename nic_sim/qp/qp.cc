@@ -7,6 +7,7 @@
 #include "nic_sim/engine/shard.h"
 #include "nic_sim/qp/lid.h"
 #include "nic_sim/qp/path.h"
+#include "nic_sim/qp/raw_qp.h"
 #include "nic_sim/qp/rc_qp.h"
 #include "nic_sim/qp/uc_qp.h"
 #include "nic_sim/qp/ud_qp.h"
@@ -29,6 +30,7 @@ bool PkeyMatches(transport::Pkey a, transport::Pkey b) {
 }
 
 std::unique_ptr<Qp> Qp::Create(const Config& config) {
+  if (config.type == QpType::kRawPacket) return std::make_unique<RawQp>(config);
   if (config.type == QpType::kUd) return std::make_unique<UdQp>(config);
   if (config.type == QpType::kUc) return std::make_unique<UcQp>(config);
   return std::make_unique<RcQp>(config);

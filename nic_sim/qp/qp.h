@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -95,11 +96,19 @@ class Qp {
   // 0 or an errno; nothing changes on error.
   int Modify(const abi::QpAttr& requested, uint32_t mask, uint32_t new_generation);
   abi::QpAttr Query() const;
+  // 0 kbit/s: no limit. 0, EINVAL (not in RTS) or EOPNOTSUPP (not of this type).
+  virtual int LimitRate(uint32_t /*kbps*/, uint32_t /*burst_bytes*/) { return EOPNOTSUPP; }
 
   // --- Engine steps ---
   // A parsed packet for this QP whose ICRC is right. Gives why it was dropped,
   // or DropReason::count.
   virtual DropReason HandlePacket(const transport::PacketView& packet, transport::Time now) = 0;
+  // Raw packet QPs: a frame that a flow rule leads here.
+  virtual DropReason HandleFrame(std::span<const std::byte>, uint32_t /*flow_tag*/) {
+    return DropReason::wrong_transport;
+  }
+  // Its packets are whole frames, without headers of the device's.
+  virtual bool is_raw() const { return false; }
   virtual void HandleTimeout(transport::Time) {}
   // Moves completions and events out and, if the QP failed, to error. Fetches
   // up to `budget` WQEs; gives their number.
@@ -148,6 +157,7 @@ class Qp {
   }
 
   uint32_t async_events = 0;           // written for this QP
+  uint32_t flows = 0;                  // rules that lead here
   std::vector<transport::Gid> groups;  // that it is attached to
 
   // Bookkeeping of the engine's ready list and timer heap.

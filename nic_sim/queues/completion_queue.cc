@@ -69,6 +69,7 @@ bool CompletionQueue::Write(const Completion& completion, const CqeOrigin& origi
   cqe.wqe_index = completion.wqe_index;
   cqe.qp_slot = origin.qp_slot;
   cqe.qp_generation = origin.qp_generation;
+  cqe.flow_tag = completion.flow_tag;
 
   std::byte* slot = ring_.data + uint64_t{producer_ & (slots() - 1)} * sizeof(abi::Cqe);
   std::memcpy(slot, &cqe, offsetof(abi::Cqe, phase));

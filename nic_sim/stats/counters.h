@@ -43,7 +43,8 @@ namespace verbena::nic {
   X(queue_full, "a queue of the fabric or of the netdev was full") \
   X(unresolved, "the next hop outside did not tell its address")   \
   X(over_mtu, "longer than the MTU of the netdev")                 \
-  X(spoofed, "from outside, with a source address of this daemon")
+  X(spoofed, "from outside, with a source address of this daemon") \
+  X(no_flow, "no flow rule takes the raw frame")
 
 enum class DropReason : uint8_t {
 #define X(name, meaning) name,

@@ -7,6 +7,7 @@ VERBENA_TEST_DURATION: seconds for -D (1; the accepted version uses 5). perftest
 import os
 import re
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
@@ -97,6 +98,12 @@ class Perftest(AppTestCase):
         self.run_tool("ib_send_bw", "--use-srq", "-c", "UD", "-n", 300)
         self.run_tool("ib_send_lat", "--use-srq", "-n", 300)
 
+    def test_on_demand_paging(self):
+        for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw", "ib_send_lat"):
+            self.run_tool(tool, "--odp", "-n", 300)
+        self.run_tool("ib_send_bw", "--odp", "--use-srq", "-n", 300)
+        self.run_tool("ib_send_bw", "--odp", "-c", "XRC", "-n", 300)
+
     def test_ib_send_lat(self):
         self.latency("ib_send_lat", events=True)
 
@@ -115,6 +122,29 @@ class Perftest(AppTestCase):
                 count = () if "-D" in options else ("-n", 300)
                 self.run_tool(tool, "-c", "UD", *options, *count)
         self.run_tool("ib_send_bw", "-c", "UD", "-q", 16, "-n", 100)
+
+    # There is no side channel: the server ends when it has received as many frames.
+    def test_raw_ethernet(self):
+        macs = {nic["device"]: nic["mac"] for nic in self.daemon.json("status")["nics"]}
+        server_mac, client_mac = macs["verbena0"], macs["verbena1"]
+        ip = ("-J", "10.0.0.1", "-j", "10.0.0.2")
+        udp = ("-K", 2000, "-k", 1000)
+        for tool in ("raw_ethernet_bw", "raw_ethernet_lat"):
+            for options in ((), ip, (*ip, *udp), (*ip, *udp, "--tcp")):
+                with self.subTest(tool=tool, options=options):
+                    common = [tool, "-F", "-n", 100, "-s", 256, *options]
+                    server = self.daemon.program(*common, "-d", "verbena0", "--server", "-E",
+                                                 client_mac, "-B", server_mac, limit=60)
+                    # Its rule is made last.
+                    end = time.monotonic() + 20
+                    while not self.daemon.json("list", "flow") and time.monotonic() < end:
+                        time.sleep(0.05)
+                    client = self.daemon.program(*common, "-d", "verbena1", "--client", "-E",
+                                                 server_mac, "-B", client_mac, limit=60)
+                    texts = self.finish(server, client)
+                    pattern = BANDWIDTH_LINE if tool.endswith("_bw") else LATENCY_LINE
+                    for text in texts:
+                        self.assertTrue(pattern.findall(text), text)
 
     def test_the_gid_is_found_without_being_named(self):
         port = free_port()

@@ -315,6 +315,7 @@ class Conversation {
         request.type = 2;
         request.caps = {4, 4, 2, 2, 16};
         const uint8_t kind = input_.U8();
+        if ((kind & 7) == 5) request.type = 8;  // raw packet
         if ((kind & 7) == 6) request.srq = handle(abi::kCmdCreateSrq);
         if ((kind & 7) == 7) {  // XRC_RECV, XRC_SEND
           request.type = (kind & 8) != 0 ? 10 : 9;
@@ -470,6 +471,44 @@ class Conversation {
         request.gid[15] = bits >> 1 & 3;
         return BytesOf(request);
       }
+      case abi::kCmdCreateFlow: {
+        abi::CreateFlowRequest request{};
+        request.header = {op, sizeof request, 18};
+        const uint8_t kind = input_.U8();
+        request.qp = handle((kind & 1) != 0 ? abi::kCmdCreateRss : abi::kCmdCreateQp);
+        request.type = kind >> 1 & 3;
+        request.port = 1;
+        request.spec_count = kind >> 3 & 3;
+        request.counters = (kind & 0x20) != 0 ? handle(abi::kCmdCreateCounters) : abi::kNoHandle;
+        static constexpr uint32_t kTypes[] = {0x20, 0x30, 0x31, 0x32, 0x40, 0x41};
+        for (abi::FlowSpec& spec : request.specs) {
+          spec.type = kTypes[input_.U8() % std::size(kTypes)];
+          spec.mask[input_.U8() % std::size(spec.mask)] = 0xff;
+        }
+        return BytesOf(request);
+      }
+      case abi::kCmdDestroyFlow:
+        return simple(handle(abi::kCmdCreateFlow));
+      case abi::kCmdDestroyCounters:
+      case abi::kCmdReadCounters:
+        return simple(handle(abi::kCmdCreateCounters));
+      case abi::kCmdLimitQpRate: {
+        abi::LimitQpRateRequest request{};
+        request.header = {op, sizeof request, 19};
+        request.qp = handle(abi::kCmdCreateQp);
+        request.kbps = input_.U8();
+        return BytesOf(request);
+      }
+      case abi::kCmdCreateRss: {
+        abi::CreateRssRequest request{};
+        request.header = {op, sizeof request, 20};
+        request.fields = input_.U8();
+        request.log_size = input_.U8() & 3;
+        for (uint32_t& qp : request.qps) qp = handle(abi::kCmdCreateQp);
+        return BytesOf(request);
+      }
+      case abi::kCmdDestroyRss:
+        return simple(handle(abi::kCmdCreateRss));
       case abi::kCmdDestroyAh:
         return simple(handle(abi::kCmdCreateAh));
       case abi::kCmdQueryPort:
@@ -482,14 +521,17 @@ class Conversation {
   void SendCommand(Connection& c) {
     const uint8_t bits = input_.U8();
     static constexpr uint16_t kOthers[] = {
-        abi::kCmdCreateSrq,   abi::kCmdModifySrq,      abi::kCmdFinishSrqResize,
-        abi::kCmdQuerySrq,    abi::kCmdDestroySrq,     abi::kCmdOpenXrcd,
-        abi::kCmdCloseXrcd,   abi::kCmdOpenQp,         abi::kCmdReregMr,
-        abi::kCmdAllocNullMr, abi::kCmdQueryMr,        abi::kCmdAllocMw,
-        abi::kCmdDeallocMw,   abi::kCmdAllocDm,        abi::kCmdFreeDm,
-        abi::kCmdImportPd,    abi::kCmdImportMr,       abi::kCmdImportDm,
-        abi::kCmdResizeCq,    abi::kCmdFinishCqResize, abi::kCmdModifyCq,
-        abi::kCmdAttachMcast, abi::kCmdDetachMcast};
+        abi::kCmdCreateSrq,       abi::kCmdModifySrq,      abi::kCmdFinishSrqResize,
+        abi::kCmdQuerySrq,        abi::kCmdDestroySrq,     abi::kCmdOpenXrcd,
+        abi::kCmdCloseXrcd,       abi::kCmdOpenQp,         abi::kCmdReregMr,
+        abi::kCmdAllocNullMr,     abi::kCmdQueryMr,        abi::kCmdAllocMw,
+        abi::kCmdDeallocMw,       abi::kCmdAllocDm,        abi::kCmdFreeDm,
+        abi::kCmdImportPd,        abi::kCmdImportMr,       abi::kCmdImportDm,
+        abi::kCmdResizeCq,        abi::kCmdFinishCqResize, abi::kCmdModifyCq,
+        abi::kCmdCreateFlow,      abi::kCmdDestroyFlow,    abi::kCmdCreateCounters,
+        abi::kCmdDestroyCounters, abi::kCmdReadCounters,   abi::kCmdLimitQpRate,
+        abi::kCmdCreateRss,       abi::kCmdDestroyRss,     abi::kCmdAttachMcast,
+        abi::kCmdDetachMcast};
     const uint32_t number = bits % (abi::kCmdGetSegment + 2 + std::size(kOthers));
     const uint16_t op = number < abi::kCmdGetSegment + 2
                             ? static_cast<uint16_t>(number)

@@ -25,6 +25,8 @@ transport::OperationKind KindOf(const Wr& wr) {
   if (wr.is_send()) return OperationKind::kSend;
   if (wr.is_write()) return OperationKind::kWrite;
   if (wr.is_read()) return OperationKind::kReadRequest;
+  if (wr.is_atomic_write()) return OperationKind::kAtomicWrite;
+  if (wr.is_flush()) return OperationKind::kFlush;
   return wr.opcode == WrOpcode::kCompareSwap ? OperationKind::kCompareSwap
                                              : OperationKind::kFetchAdd;
 }
@@ -70,7 +72,7 @@ uint32_t Flow::OutstandingReads(uint64_t una) const {
   for (size_t i = begun_.size(); i-- > 0;) {
     const Wr& wr = wrs[begun_[i]];
     if (wr.end() <= una) break;
-    if (wr.is_read_or_atomic()) ++count;
+    if (wr.is_answered()) ++count;
   }
   return count;
 }
@@ -123,6 +125,12 @@ std::string Flow::CheckFields(const Wr& wr, const TxPacket& packet, uint64_t seq
                        packet.dma_length == wr.bytes - offset && packet.ack_request;
     return right ? "" : "READ request differs from its WR";
   }
+  if (wr.is_flush()) {
+    const bool right = packet.remote_address == wr.remote && packet.rkey == wr.rkey &&
+                       packet.dma_length == wr.compare_add && packet.imm_or_inv == wr.imm_or_inv &&
+                       packet.payload_bytes == 0 && packet.ack_request;
+    return right ? "" : "FLUSH differs from its WR";
+  }
   const bool last = index + 1 == wr.packets;
   if (traits.begins_message() != (index == 0) || traits.ends_message() != last) {
     return "wrong position in the message";
@@ -136,7 +144,7 @@ std::string Flow::CheckFields(const Wr& wr, const TxPacket& packet, uint64_t seq
   if ((traits.has_imm() || traits.has_ieth()) && packet.imm_or_inv != wr.imm_or_inv) {
     return "wrong immediate";
   }
-  if (packet.solicited != (last && wr.solicited && wr.opcode != WrOpcode::kRdmaWrite)) {
+  if (packet.solicited != (last && wr.solicited && (wr.is_send() || wr.has_imm()))) {
     return "wrong solicited bit";
   }
   if (traits.has_reth() && (packet.remote_address != wr.remote || packet.rkey != wr.rkey ||
@@ -160,7 +168,7 @@ std::string Flow::CheckRequest(const TxPacket& packet, const std::span<const std
     }
     // A READ takes the PSNs of its response with its one request.
     next = wr->is_read_or_atomic() ? wr->end() : next + 1;
-    if (OutstandingReads(una) > path_.max_rd_atomic && wr->is_read_or_atomic()) {
+    if (OutstandingReads(una) > path_.max_rd_atomic && wr->is_answered()) {
       return "more READs and atomics than max_rd_atomic";
     }
   } else {
@@ -170,7 +178,7 @@ std::string Flow::CheckRequest(const TxPacket& packet, const std::span<const std
   }
   std::string wrong = CheckFields(*wr, packet, sequence);
   if (!wrong.empty()) return wrong;
-  if (wr->is_read_or_atomic() || payload == nullptr) return "";
+  if (wr->is_read_or_atomic() || wr->is_flush() || payload == nullptr) return "";
   const auto offset = static_cast<uint32_t>(sequence - wr->first) * path_.mtu();
   return IsContent(*wr, offset, *payload) ? "" : "payload differs from its WR";
 }
@@ -181,6 +189,10 @@ std::string Flow::CheckReadResponse(const TxPacket& packet, std::span<const std:
   // by the peer.
   if (sequence < first_) return "";
   const Wr* wr = Find(sequence);
+  if (wr != nullptr && (wr->is_flush() || wr->is_atomic_write())) {
+    const bool right = packet.opcode == Opcode::kRcReadResponseOnly && packet.payload_bytes == 0;
+    return right ? "" : "atomic write or FLUSH answered by more than it should be";
+  }
   if (wr == nullptr || !wr->is_read()) return "READ response to something else";
   const uint32_t offset = static_cast<uint32_t>(sequence - wr->first) * path_.mtu();
   const bool last = sequence + 1 == wr->end();
@@ -232,7 +244,7 @@ std::string Flow::CheckRequestPlacement(uint64_t sequence, const MemorySegment& 
                                         std::span<const std::byte> bytes, MemoryAccess access) {
   if (sequence != expected) return "places a packet that is not the next";
   Wr* wr = Find(sequence);
-  if (wr == nullptr || !(wr->is_send() || wr->is_write())) return "places what is no payload";
+  if (wr == nullptr || !(wr->is_send() || wr->writes())) return "places what is no payload";
   if (wr->received < (sequence - wr->first) * path_.mtu()) return "places with a gap";
   uint64_t address = wr->remote + wr->received;
   uint32_t room = wr->bytes - wr->received;
@@ -269,7 +281,7 @@ std::string Flow::CheckExecuted(uint64_t sequence, uint64_t expected_after) {
   if (wr == nullptr) return "executed what was not sent";
   const uint64_t after = wr->is_read() ? wr->end() : sequence + 1;
   if (expected_after != after) return "expects a wrong PSN after a packet";
-  if (wr->is_send() || wr->is_write()) {
+  if (wr->is_send() || wr->writes()) {
     const uint64_t upto = std::min<uint64_t>((after - wr->first) * path_.mtu(), wr->bytes);
     if (wr->received != upto) return "executed a packet without all of its payload";
   }
@@ -299,7 +311,7 @@ std::string Flow::CheckData(const Wr& wr, const HostMemory& sender,
     }
     return "";
   }
-  if (wr.is_write()) {
+  if (wr.writes()) {
     return IsContent(wr, 0, receiver.Read(wr.remote, wr.bytes)) ? "" : "WRITE data is wrong";
   }
   if (!wr.is_send()) return "";

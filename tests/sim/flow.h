@@ -66,7 +66,13 @@ struct Wr {
   bool is_atomic() const {
     return opcode == WrOpcode::kFetchAdd || opcode == WrOpcode::kCompareSwap;
   }
+  bool is_atomic_write() const { return opcode == WrOpcode::kAtomicWrite; }
+  bool is_flush() const { return opcode == WrOpcode::kFlush; }
+  // Its response brings bytes.
   bool is_read_or_atomic() const { return is_read() || is_atomic(); }
+  // It has a response of its own.
+  bool is_answered() const { return is_read_or_atomic() || is_atomic_write() || is_flush(); }
+  bool writes() const { return is_write() || is_atomic_write(); }
   bool has_imm() const { return opcode == WrOpcode::kSendImm || opcode == WrOpcode::kRdmaWriteImm; }
   bool takes_receive() const { return is_send() || opcode == WrOpcode::kRdmaWriteImm; }
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tests/sim/flow.h"
+#include "transport/wire/immediate.h"
 
 namespace verbena::sim {
 namespace {
@@ -11,14 +12,16 @@ namespace {
 constexpr WrOpcode kOpcodes[] = {
     WrOpcode::kSend,     WrOpcode::kSendImm,      WrOpcode::kRdmaWrite, WrOpcode::kRdmaWrite,
     WrOpcode::kRdmaRead, WrOpcode::kRdmaRead,     WrOpcode::kFetchAdd,  WrOpcode::kCompareSwap,
-    WrOpcode::kSendInv,  WrOpcode::kRdmaWriteImm, WrOpcode::kLocalInv,
+    WrOpcode::kSendInv,  WrOpcode::kRdmaWriteImm, WrOpcode::kLocalInv,  WrOpcode::kAtomicWrite,
+    WrOpcode::kFlush,
 };
 constexpr uint32_t kMaxSges = 4;
 
 bool LacksRight(const Wr& wr, uint32_t access_flags) {
-  const uint32_t needed = wr.is_write()    ? uint32_t{transport::kAccessRemoteWrite}
+  const uint32_t needed = wr.writes()      ? uint32_t{transport::kAccessRemoteWrite}
                           : wr.is_read()   ? uint32_t{transport::kAccessRemoteRead}
                           : wr.is_atomic() ? uint32_t{transport::kAccessRemoteAtomic}
+                          : wr.is_flush()  ? uint32_t{transport::kAccessFlushGlobal}
                                            : 0;
   return (access_flags & needed) != needed;
 }
@@ -69,6 +72,21 @@ void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory
   } else if (wr.opcode == WrOpcode::kLocalInv) {
     wr.imm_or_inv = sender.AddWindow();
     wr.bytes = 0;
+  } else if (wr.is_flush()) {
+    const bool region = random.Chance(0.5);
+    wr.bytes = 0;
+    wr.remote = receiver.Allocate(8);
+    wr.compare_add = region ? random.Next() % 0x80000000 : random.Below(9);
+    wr.rkey = kTargetKey;
+    wr.imm_or_inv =
+        transport::Feth::Of(transport::Feth::kGlobal,
+                            region ? transport::Feth::kLevelRegion : transport::Feth::kLevelRange)
+            .value;
+  } else if (wr.is_atomic_write()) {
+    wr.bytes = 8;
+    wr.remote = receiver.Allocate(8);
+    wr.rkey = kTargetKey;
+    wr.sges = Split(source, 8, kPatternKey, false, nullptr, random);
   } else {
     wr.sges = Split(source, wr.bytes, kPatternKey, false, nullptr, random);
     if (wr.is_write()) {
@@ -103,13 +121,15 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
       wr.expected = WcStatus::kLocProtErr;
       return;
     case 3:
-      if (wr.is_inline || wr.is_atomic() || wr.opcode == WrOpcode::kLocalInv) break;
+      if (wr.is_inline || wr.is_atomic() || wr.is_flush() || wr.opcode == WrOpcode::kLocalInv) {
+        break;
+      }
       wr.sges = {{kPatternBase, 0x80000000, kPatternKey}, {kPatternBase, 1, kPatternKey}};
       wr.huge = true;
       wr.expected = WcStatus::kLocLenErr;
       return;
     case 4:
-      if (wr.is_read_or_atomic()) {
+      if (wr.is_answered()) {
         // Inline data makes no sense for what writes locally.
         wr.is_inline = true;
         wr.bytes = 8;
@@ -139,6 +159,27 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
         break;
     }
     wr.expected = WcStatus::kRemAccessErr;
+  } else if (wr.is_atomic_write()) {
+    if (random.Chance(0.3)) {
+      wr.remote += random.Between(1, 7);
+      wr.expected = WcStatus::kRemInvReqErr;
+    } else if (random.Chance(0.3)) {
+      wr.bytes = random.Chance(0.5) ? 7 : 9;
+      wr.sges = {{kPatternBase, wr.bytes, kPatternKey}};
+      wr.expected = WcStatus::kLocLenErr;
+    } else {
+      wr.rkey = random.Chance(0.3) ? kPatternKey : kBadKeys[random.Below(3)];
+      wr.expected = WcStatus::kRemAccessErr;
+    }
+  } else if (wr.is_flush()) {
+    if (random.Chance(0.5)) {
+      constexpr uint32_t kBad[] = {0, 2, 3, 4, 0x21, 0x31};
+      wr.imm_or_inv = kBad[random.Below(std::size(kBad))];
+      wr.expected = WcStatus::kRemInvReqErr;
+    } else {
+      wr.rkey = kBadKeys[random.Below(3)];
+      wr.expected = WcStatus::kRemAccessErr;
+    }
   } else if (wr.is_atomic()) {
     if (random.Chance(0.3)) {
       wr.remote += random.Between(1, 7);
@@ -193,7 +234,7 @@ void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sen
     if (reaches_qp && LacksRight(wr, path.access_flags)) {
       wr.expected = WcStatus::kRemInvReqErr;
     }
-    if (wr.is_read_or_atomic() && path.max_rd_atomic == 0 && wr.expected != WcStatus::kLocLenErr) {
+    if (wr.is_answered() && path.max_rd_atomic == 0 && wr.expected != WcStatus::kLocLenErr) {
       wr.expected = WcStatus::kLocQpOpErr;
     }
     const bool local_error = wr.expected == WcStatus::kLocQpOpErr ||

@@ -72,6 +72,7 @@ void World::Forge(Qp& qp) {
     headers.atomic_ack_eth = {random_.Next()};
     headers.imm = {static_cast<uint32_t>(random_.Next())};
     headers.ieth = {transport::Rkey(kTargetKey)};
+    headers.feth = {random_.Below32(64)};
     const uint32_t mtu = qp.connection()->path.mtu();
     uint32_t bytes = 0;
     if (traits.carries_payload) {

@@ -98,6 +98,9 @@ class Port final : public transport::MemoryPort {
                      MemoryAccess access) override {
     return memory_.Check(key, address, length, access);
   }
+  MemoryStatus CheckKey(uint32_t key, MemoryAccess access) override {
+    return memory_.Check(key, kTargetBase, 0, access);
+  }
   MemoryStatus Place(const MemorySegment& to, std::span<const std::byte> bytes, MemoryAccess access,
                      bool last, Ticket* ticket) override;
   MemoryStatus Atomic(uint32_t rkey, uint64_t address, const transport::AtomicOperation& operation,

@@ -74,7 +74,7 @@ void Qp::CheckTransmit(bool is_response, const TxPacket& packet,
   if (!wr->fence) return;
   for (const Wr& earlier : out().wrs) {
     if (&earlier == wr) break;
-    if (!earlier.is_read_or_atomic() || earlier.first == kNoSequence) continue;
+    if (!earlier.is_answered() || earlier.first == kNoSequence) continue;
     const std::string wrong = out().CheckData(earlier, memory_, peer_memory_);
     if (!wrong.empty() || earlier.end() > una()) Wrong("a fenced WR begins too early: " + wrong);
   }

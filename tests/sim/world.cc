@@ -23,11 +23,11 @@ PathOptions RandomPath(const Profile& profile, Random& random) {
   path.rnr_retry = profile.rnr_retry;
   path.min_rnr_timer = static_cast<uint8_t>(random.Between(1, 8));
   path.max_rd_atomic = static_cast<uint8_t>(random.Between(1, 8));
-  path.access_flags =
-      transport::kAccessRemoteWrite | transport::kAccessRemoteRead | transport::kAccessRemoteAtomic;
+  path.access_flags = transport::kAccessRemoteWrite | transport::kAccessRemoteRead |
+                      transport::kAccessRemoteAtomic | transport::kAccessFlushGlobal;
   if (profile.bad_wr > 0 && random.Chance(0.15)) {
     constexpr uint32_t kRights[] = {transport::kAccessRemoteWrite, transport::kAccessRemoteRead,
-                                    transport::kAccessRemoteAtomic};
+                                    transport::kAccessRemoteAtomic, transport::kAccessFlushGlobal};
     path.access_flags &= ~kRights[random.Below(std::size(kRights))];
   }
   if (profile.bad_wr > 0 && random.Chance(0.1)) path.max_rd_atomic = 0;

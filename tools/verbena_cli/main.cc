@@ -211,9 +211,10 @@ void AddObserving(CLI::App* app, Arguments* a) {
                              "  verbena list mr --json"),
                   &a->instance),
       &a->json);
-  list->add_option("what", a->what, "context, pd, mr, cq, qp, srq or cm_id")
+  list->add_option("what", a->what, "context, pd, mr, mw, dm, cq, qp, srq, ah, xrcd, flow or cm_id")
       ->required()
-      ->check(CLI::IsMember({"context", "pd", "mr", "cq", "qp", "srq", "cm_id"}));
+      ->check(CLI::IsMember(
+          {"context", "pd", "mr", "mw", "dm", "cq", "qp", "srq", "ah", "xrcd", "flow", "cm_id"}));
   CLI::App* counters = AddJson(
       AddInstance(
           AddCommand(app, "counters", "Show the counters of the ports",

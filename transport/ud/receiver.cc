@@ -48,18 +48,49 @@ MemoryStatus UdReceiver::Scatter(std::span<const std::byte> bytes, Ticket* ticke
   return MemoryStatus::kOk;
 }
 
-UdReceiver::Verdict UdReceiver::HandlePacket(const PacketView& packet) {
-  if (packet.traits().service != Service::kUd) return Verdict::kNotUd;
-  const Deth deth = packet.deth();
-  if (deth.qkey != qkey_) return Verdict::kWrongQkey;
+UdReceiver::Verdict UdReceiver::Take(uint32_t bytes) {
   if (failed_ || flushing_ || received_.full() || !receive_queue_.Take(&receive_)) {
     return Verdict::kNoReceive;
   }
-  const auto bytes = static_cast<uint32_t>(kGrhBytes + packet.payload_bytes());
   if (!receive_.malformed && Capacity(receive_) < bytes) {
     receive_queue_.PutBack();
     return Verdict::kTooLong;
   }
+  sge_ = sge_used_ = 0;
+  return Verdict::kAccepted;
+}
+
+void UdReceiver::Finish(Received* received, MemoryStatus status) {
+  if (status == MemoryStatus::kOk) return;
+  received->status = WcStatus::kLocProtErr;
+  failed_ = true;
+}
+
+UdReceiver::Verdict UdReceiver::HandleFrame(std::span<const std::byte> frame, uint32_t flow_tag) {
+  const auto bytes = static_cast<uint32_t>(frame.size());
+  if (const Verdict verdict = Take(bytes); verdict != Verdict::kAccepted) return verdict;
+  Received& received = received_.push_back();
+  received = {.wr_id = receive_.wr_id,
+              .ticket = committed_,
+              .wqe_index = receive_.wqe_index,
+              .imm = 0,
+              .byte_len = bytes,
+              .flow_tag = flow_tag,
+              .src_qpn = Qpn(),
+              .status = WcStatus::kSuccess,
+              .network_header = NetworkHeader::kNone,
+              .has_imm = false,
+              .solicited = true};
+  Finish(&received, receive_.malformed ? MemoryStatus::kBadKey : Scatter(frame, &received.ticket));
+  return Verdict::kAccepted;
+}
+
+UdReceiver::Verdict UdReceiver::HandlePacket(const PacketView& packet) {
+  if (packet.traits().service != Service::kUd) return Verdict::kNotUd;
+  const Deth deth = packet.deth();
+  if (deth.qkey != qkey_) return Verdict::kWrongQkey;
+  const auto bytes = static_cast<uint32_t>(kGrhBytes + packet.payload_bytes());
+  if (const Verdict verdict = Take(bytes); verdict != Verdict::kAccepted) return verdict;
 
   Received& received = received_.push_back();
   received = {.wr_id = receive_.wr_id,
@@ -67,6 +98,7 @@ UdReceiver::Verdict UdReceiver::HandlePacket(const PacketView& packet) {
               .wqe_index = receive_.wqe_index,
               .imm = 0,
               .byte_len = bytes,
+              .flow_tag = 0,
               .src_qpn = deth.source_qpn,
               .status = WcStatus::kSuccess,
               .network_header = packet.is_ipv6() ? NetworkHeader::kIpv6 : NetworkHeader::kIpv4,
@@ -76,16 +108,12 @@ UdReceiver::Verdict UdReceiver::HandlePacket(const PacketView& packet) {
 
   MemoryStatus status = MemoryStatus::kBadKey;
   if (!receive_.malformed) {
-    sge_ = sge_used_ = 0;
     status = MemoryStatus::kOk;
     if (!packet.is_ipv6()) status = Scatter(kZeros, &received.ticket);
     if (status == MemoryStatus::kOk) status = Scatter(packet.ip_header(), &received.ticket);
     if (status == MemoryStatus::kOk) status = Scatter(packet.payload(), &received.ticket);
   }
-  if (status != MemoryStatus::kOk) {
-    received.status = WcStatus::kLocProtErr;
-    failed_ = true;
-  }
+  Finish(&received, status);
   return Verdict::kAccepted;
 }
 
@@ -123,6 +151,7 @@ bool UdReceiver::PollCompletion(Completion* completion) {
     completion->byte_len = received.byte_len;
     completion->network_header = received.network_header;
     completion->src_qpn = received.src_qpn;
+    completion->flow_tag = received.flow_tag;
     if (ok) ++counters_.rdma_recvs;
     return true;
   }

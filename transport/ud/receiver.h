@@ -44,6 +44,8 @@ class UdReceiver {
   // A packet for this QP, ICRC and P_Key already checked. Its bytes must stay
   // until the placements are committed.
   Verdict HandlePacket(const PacketView& packet);
+  // Raw packet QPs: a whole frame into the receive, without a network header.
+  Verdict HandleFrame(std::span<const std::byte> frame, uint32_t flow_tag);
   void HandleCommitted(Ticket ticket);
   // Placement `ticket` failed, later ones of this port are void.
   void HandlePlacementFailed(Ticket ticket);
@@ -65,6 +67,7 @@ class UdReceiver {
     uint32_t wqe_index;
     uint32_t imm;
     uint32_t byte_len;
+    uint32_t flow_tag;
     Qpn src_qpn;
     WcStatus status;
     NetworkHeader network_header;
@@ -72,6 +75,9 @@ class UdReceiver {
     bool solicited;
   };
 
+  // Takes a receive that has room for so many bytes.
+  Verdict Take(uint32_t bytes);
+  void Finish(Received* received, MemoryStatus status);
   MemoryStatus Scatter(std::span<const std::byte> bytes, Ticket* ticket);
 
   MemoryPort& memory_;
