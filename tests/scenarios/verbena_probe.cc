@@ -65,6 +65,17 @@ struct End {
   ibv_gid gid = {};
   const char* name = "";
 
+  End() = default;
+  End(const End&) = delete;
+  End& operator=(const End&) = delete;
+  ~End() {
+    if (qp != nullptr) ibv_destroy_qp(qp);
+    if (mr != nullptr) ibv_dereg_mr(mr);
+    if (cq != nullptr) ibv_destroy_cq(cq);
+    if (pd != nullptr) ibv_dealloc_pd(pd);
+    if (context != nullptr) ibv_close_device(context);
+  }
+
   void Open(const char* which, ibv_device* device, const Options& o, int cqes) {
     name = which;
     context = ibv_open_device(device);
@@ -224,6 +235,7 @@ int Run(const Options& o) {
   End a, b;
   a.Open("A", list[0], o, overrun ? 1 : static_cast<int>(o.count) + 1);
   b.Open("B", list[count > 1 ? 1 : 0], o, static_cast<int>(o.count) + 1);
+  ibv_free_device_list(list);
   a.Connect(b, o);
   b.Connect(a, o);
   const auto bytes = static_cast<size_t>(o.size * o.count);

@@ -82,6 +82,26 @@ def check_includes(path, text):
     return found
 
 
+def types_of(text):
+    """(namespace, name) of each class and struct that a header defines at its outermost level."""
+    namespace = ""
+    for line in text.splitlines():
+        if match := re.match(r"namespace ([\w:]+) \{", line):
+            namespace = match.group(1)
+        if match := re.match(r"(?:class|struct) (?:alignas\(\w+\) )?(\w+)\b(?!::|<|[^{]*;)", line):
+            yield namespace, match.group(1)
+
+
+def check_types(headers):
+    """Two types of one name in a namespace: a program with both has one of them for the other."""
+    where = {}
+    for path, text in headers.items():
+        for key in types_of(text):
+            where.setdefault(key, []).append(path)
+    return [f"{'::'.join(key)} is defined in {' and '.join(paths)}"
+            for key, paths in where.items() if len(paths) > 1]
+
+
 def without_code(text):
     """Blanks the fenced blocks, keeping line numbers."""
     out, fence = [], None
@@ -198,6 +218,12 @@ class ChecksFindBadSamples(unittest.TestCase):
         self.assertTrue(check_includes("nic_sim/abi/a.h", '#include "nic_sim/mem/mtt.h"\n'))
         self.assertFalse(check_includes("nic_sim/mem/a.cc", '#include "transport/psn.h"\n'))
 
+    def test_two_types_of_one_name(self):
+        one = "namespace a::b {\nstruct X {\n  int i;\n};\n}\n"
+        self.assertTrue(check_types({"p.h": one, "q.h": one.replace("int", "long")}))
+        self.assertFalse(check_types({"p.h": one, "q.h": one.replace("a::b", "a::c")}))
+        self.assertFalse(check_types({"p.h": one, "q.h": "namespace a::b {\nstruct X;\n}\n"}))
+
     def test_links(self):
         files = {"a/b.cc": "void Engine::RunOnce() {}", "d/x.md": "# The Life of a SEND\n"}
         check = lambda text: check_links("d/y.md", text, files.get)
@@ -233,6 +259,10 @@ class Tree(unittest.TestCase):
     def test_layers_are_kept(self):
         self.expect_none([f"{p}: {f}" for p, t in self.texts.items() if p.endswith(CPP)
                           for f in check_includes(p, t)])
+
+    def test_types_have_names_of_their_own(self):
+        self.expect_none(check_types({p: t for p, t in self.texts.items()
+                                      if p.endswith(".h") and not p.startswith(("tests/", "docs/"))}))
 
     def test_links_in_documents_lead_somewhere(self):
         self.expect_none([f"{p}: {f}" for p, t in self.texts.items() if p.endswith(".md")

@@ -148,7 +148,7 @@ std::optional<ScenarioHead> LoadScenarioHead(const std::string& path, std::strin
 
 // --- What came of one.
 
-struct Finding {
+struct ScenarioFinding {
   bool good = false;
   std::string text;  // "client ended with 0"
 };
@@ -157,13 +157,13 @@ struct ScenarioResult {
   std::string name, title;
   bool started = false;  // false: `trouble` says why it could not run at all
   std::string trouble;
-  std::vector<Finding> findings;
+  std::vector<ScenarioFinding> findings;
   std::string detail;  // outputs of the programs, explain, last events
   double seconds = 0;
 
   bool good() const {
     if (!started || findings.empty()) return false;
-    for (const Finding& finding : findings) {
+    for (const ScenarioFinding& finding : findings) {
       if (!finding.good) return false;
     }
     return true;

@@ -50,7 +50,7 @@ class Judging {
   Judging(const Scenario& scenario, const Outcome& outcome)
       : expect_(scenario.expect), scenario_(scenario), outcome_(outcome) {}
 
-  std::vector<Finding> All() {
+  std::vector<ScenarioFinding> All() {
     for (const std::string& problem : outcome_.problems) Add(false, problem);
     for (const ProgramSpec& program : scenario_.programs) JudgeExit(program.name);
     for (size_t i = 0; i < scenario_.rules.size(); ++i) JudgeRule(i);
@@ -219,12 +219,12 @@ class Judging {
   const Expectations& expect_;
   const Scenario& scenario_;
   const Outcome& outcome_;
-  std::vector<Finding> findings_;
+  std::vector<ScenarioFinding> findings_;
 };
 
 }  // namespace
 
-std::vector<Finding> Judge(const Scenario& scenario, const Outcome& outcome) {
+std::vector<ScenarioFinding> Judge(const Scenario& scenario, const Outcome& outcome) {
   return Judging(scenario, outcome).All();
 }
 

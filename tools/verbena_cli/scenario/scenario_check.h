@@ -30,7 +30,7 @@ struct Outcome {
   double seconds = 0;
 };
 
-std::vector<Finding> Judge(const Scenario& scenario, const Outcome& outcome);
+std::vector<ScenarioFinding> Judge(const Scenario& scenario, const Outcome& outcome);
 
 // Outputs, explanation and the last events, for people.
 std::string Describe(const Scenario& scenario, const Outcome& outcome);

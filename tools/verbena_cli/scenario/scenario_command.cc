@@ -75,7 +75,7 @@ void PrintResult(const ScenarioResult& result, bool verbose) {
   Print(stdout, "{}  {}: {} ({:.1f} s)\n", good ? "ok    " : "FAILED", result.name, result.title,
         result.seconds);
   if (!result.started) Print(stdout, "        could not be run: {}\n", result.trouble);
-  for (const Finding& finding : result.findings) {
+  for (const ScenarioFinding& finding : result.findings) {
     if (finding.good && good && !verbose) continue;
     Print(stdout, "        {} {}\n", finding.good ? "ok  " : "BAD ", finding.text);
   }

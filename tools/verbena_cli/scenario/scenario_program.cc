@@ -127,12 +127,13 @@ void ScenarioProgram::Look() {
 }
 
 void ScenarioProgram::Signal(int number) const {
-  if (running()) kill(-pid_, number);
+  // It has no group of its own until it comes to setsid().
+  if (running() && kill(-pid_, number) != 0) kill(pid_, number);
 }
 
 void ScenarioProgram::Kill() {
   if (!running()) return;
-  kill(-pid_, SIGKILL);
+  Signal(SIGKILL);
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }

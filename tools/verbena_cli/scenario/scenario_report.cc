@@ -55,14 +55,14 @@ std::string JUnitXml(const std::vector<ScenarioResult>& results) {
     xml += fmt::format("<testcase classname=\"scenarios\" name=\"{}\" time=\"{:.3f}\">\n",
                        Escaped(result.name), result.seconds);
     std::string text;
-    for (const Finding& finding : result.findings) {
+    for (const ScenarioFinding& finding : result.findings) {
       text += fmt::format("{} {}\n", finding.good ? "ok  " : "BAD ", finding.text);
     }
     if (!result.started) {
       xml += fmt::format("<error message=\"{}\"/>\n", Escaped(result.trouble));
     } else if (!result.good()) {
       std::string first;
-      for (const Finding& finding : result.findings) {
+      for (const ScenarioFinding& finding : result.findings) {
         if (!finding.good && first.empty()) first = finding.text;
       }
       xml += fmt::format("<failure message=\"{}\">{}</failure>\n", Escaped(first),
