@@ -47,8 +47,8 @@ struct Port {
   std::array<PortQueue, kInboxes> received;  // by shard
   std::unique_ptr<Wire> wire;                // null: not joined to a netdev
   FlowTable flows;
-  bool was_up = true;                        // when NoteLinks looked last
-  std::atomic<bool> stalled{false};          // by a rule, as NoteStalls found it
+  bool was_up = true;                // when NoteLinks looked last
+  std::atomic<bool> stalled{false};  // by a rule, as NoteStalls found it
 };
 
 struct Inbox {

@@ -71,8 +71,7 @@ class OwnDaemon {
   ~OwnDaemon() {
     ControlClient client;
     if (socket_.empty() || !client.Connect(socket_).empty()) return;
-    client.Request({{"op", "shutdown"}});
-    client.WaitClosed(ControlClient::kTimeout);
+    client.ShutDown();
   }
   OwnDaemon(const OwnDaemon&) = delete;
   OwnDaemon& operator=(const OwnDaemon&) = delete;

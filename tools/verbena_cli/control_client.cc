@@ -4,12 +4,16 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -230,6 +234,43 @@ bool ControlClient::WaitClosed(Milliseconds timeout) {
     Close();
   }
   return true;
+}
+
+// A pidfd of the supervisor, or -1 where it is not to be seen. The engine listens, so it is the
+// peer, in numbers of our PID namespace; its parent must be who the daemon says that it is.
+int ControlClient::OpenSupervisor() {
+  ucred engine = {};
+  socklen_t size = sizeof(engine);
+  if (getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &engine, &size) != 0 || engine.pid <= 0) return -1;
+  const pid_t supervisor = ParentOf(engine.pid);
+  if (supervisor <= 1 || IntegerField(Request({{"op", "status"}}).json, "pid") != supervisor) {
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_pidfd_open, supervisor, 0));
+}
+
+std::string ControlClient::ShutDown(Milliseconds timeout) {
+  const Deadline deadline(timeout);
+  const int supervisor = OpenSupervisor();
+  const Reply reply = Request({{"op", "shutdown"}}, -1, timeout);
+  std::string error;
+  if (!reply.ok() && reply.kind != Reply::Kind::kClosed) {
+    error = reply.error;
+  } else if (!WaitClosed(timeout) ||
+             (supervisor >= 0 && WaitFor(supervisor, POLLIN, -1, deadline) != Wait::kReady)) {
+    error = fmt::format("the daemon was asked to end, but still runs after {} s",
+                        timeout.count() / 1000);
+  }
+  if (supervisor >= 0) close(supervisor);
+  return error;
+}
+
+pid_t ParentOf(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 4 > text.size()) return 0;
+  return static_cast<pid_t>(std::atoi(text.c_str() + name_end + 4));
 }
 
 bool SomebodyListens(const std::string& path) {

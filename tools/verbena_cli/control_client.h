@@ -4,6 +4,8 @@
 // time limits; one thread. Replies are untrusted: whatever arrives gives a Reply, never a crash.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -57,17 +59,26 @@ class ControlClient {
   // True when the daemon closed the connection within the time.
   bool WaitClosed(Milliseconds timeout);
 
+  // Asks the daemon to end and waits until its supervisor has ended (the engine before it); where
+  // that process cannot be seen (another PID namespace), until the connection is closed. Empty =
+  // it has ended, else a sentence.
+  std::string ShutDown(Milliseconds timeout = kTimeout);
+
   bool connected() const { return fd_ >= 0; }
   int fd() const { return fd_; }
 
  private:
   void Close();
+  int OpenSupervisor();
 
   int fd_ = -1;
 };
 
 // Does somebody accept connections at this path? (No word is exchanged.)
 bool SomebodyListens(const std::string& path);
+
+// Parent of a process (field 4 of /proc/PID/stat), or 0.
+pid_t ParentOf(pid_t pid);
 
 // Fields of a reply: nic_sim/trace/json_fields.h.
 using nic::ArrayField;

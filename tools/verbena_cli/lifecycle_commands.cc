@@ -191,11 +191,8 @@ int Down(const InstanceOptions& options) {
   }
   ControlClient client;
   if (!ConnectTo(instance, &client)) return 1;
-  const Reply reply = client.Request({{"op", "shutdown"}});
-  if (!reply.ok() && reply.kind != Reply::Kind::kClosed) return Fail(reply.error);
-  if (!client.WaitClosed(ControlClient::kTimeout)) {
-    return Fail(fmt::format("the daemon named {} was asked to end, but still runs after {} s",
-                            instance.name, ControlClient::kTimeout.count() / 1000));
+  if (const std::string error = client.ShutDown(); !error.empty()) {
+    return Fail(fmt::format("instance {}: {}", instance.name, error));
   }
   Print(stdout, "Verbena is down: instance {}\n", instance.name);
   return 0;

@@ -2,9 +2,11 @@
 //
 // Stands for verbenad in tests of the command: same arguments, same start, canned answers.
 // $FAKE_VERBENAD_LOG: a line per start. $FAKE_VERBENAD_FAIL: says this instead of "ready" and
-// ends with status 3. Ends by itself after 60 s.
+// ends with status 3. $FAKE_VERBENAD_LINGER: milliseconds for which the supervisor outlives the
+// engine; then it adds a line "end" to the log. Ends by itself after 60 s.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,10 +27,10 @@ FakeAnswer Say(const nlohmann::json& json) { return {{"L" + json.dump()}}; }
 FakeAnswer Answer(const std::string& request, int descriptor) {
   const auto json = nlohmann::json::parse(request, nullptr, false);
   const std::string op = json.value("op", "");
-  if (op == "version") return Say({{"version", "fake"}, {"abi", {1, 1}}, {"pid", getpid()}});
+  if (op == "version") return Say({{"version", "fake"}, {"abi", {1, 1}}, {"pid", getppid()}});
   if (op == "status") {
     return Say({{"name", "fake"},
-                {"pid", getpid()},
+                {"pid", getppid()},
                 {"clients", 0},
                 {"nics", {{{"device", "verbena0"}, {"ipv4", "127.88.0.1"}, {"state", "ACTIVE"}}}}});
   }
@@ -53,6 +55,28 @@ FakeAnswer Answer(const std::string& request, int descriptor) {
   return Say({{"error", "unknown op"}});
 }
 
+void Log(const std::string& line) {
+  const char* log = std::getenv("FAKE_VERBENAD_LOG");
+  if (log == nullptr) return;
+  const int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  dprintf(fd, "%s\n", line.c_str());
+  close(fd);
+}
+
+// As the real one: what goes on is the engine, a child of the supervisor.
+void BecomeEngine() {
+  if (fork() != 0) _exit(0);
+  setsid();
+  const pid_t engine = fork();
+  if (engine == 0) return;
+  waitpid(engine, nullptr, 0);
+  if (const char* linger = std::getenv("FAKE_VERBENAD_LINGER")) {
+    usleep(static_cast<useconds_t>(std::atoi(linger)) * 1000);
+    Log("end");
+  }
+  _exit(0);
+}
+
 int Main(int argc, char** argv) {
   std::string name = "default";
   int ready_fd = -1;
@@ -62,11 +86,7 @@ int Main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--name") == 0 && i + 1 < argc) name = argv[i + 1];
     if (std::strcmp(argv[i], "--ready-fd") == 0 && i + 1 < argc) ready_fd = std::atoi(argv[i + 1]);
   }
-  if (const char* log = std::getenv("FAKE_VERBENAD_LOG")) {
-    const int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    dprintf(fd, "start %s\n", all.c_str());
-    close(fd);
-  }
+  Log("start " + all);
   if (const char* failure = std::getenv("FAKE_VERBENAD_FAIL")) {
     if (*failure != '\0') dprintf(ready_fd, "%s\n", failure);
     std::fprintf(stderr, "on stderr\n");
@@ -74,10 +94,9 @@ int Main(int argc, char** argv) {
   }
   usleep(200'000);  // long enough for a second starter to come
   const std::string folder = std::string(std::getenv("XDG_RUNTIME_DIR")) + "/verbena";
+  if (ready_fd >= 0) BecomeEngine();
   FakeControlServer server(folder + "/" + name + ".sock");
   if (ready_fd >= 0) {
-    if (fork() != 0) _exit(0);
-    setsid();
     [[maybe_unused]] const ssize_t written = write(ready_fd, "ready\n", 6);
     close(ready_fd);
   }

@@ -129,6 +129,14 @@ TEST_F(VerbenaCommandTest, UpTellsWhyTheDaemonDidNotStart) {
   EXPECT_NE(silent.err.find("on stderr"), std::string::npos) << silent.err;
 }
 
+TEST_F(VerbenaCommandTest, DownReturnsWhenTheSupervisorHasEndedToo) {
+  environment_["FAKE_VERBENAD_LINGER"] = "400";
+  Up();
+  const ProgramResult down = Verbena({"down"});
+  EXPECT_EQ(down.status, 0) << down.err;
+  EXPECT_EQ(Starts().back(), "end");
+}
+
 TEST_F(VerbenaCommandTest, DownEndsItAndIsContentWhenNoneRuns) {
   Up();
   const ProgramResult down = Verbena({"down"});

@@ -76,15 +76,6 @@ class PrivateFolder {
   std::string path_;
 };
 
-// Fields 4 of /proc/PID/stat, or 0.
-pid_t ParentOf(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos || name_end + 4 > text.size()) return 0;
-  return static_cast<pid_t>(std::atoi(text.c_str() + name_end + 4));
-}
-
 std::vector<pid_t> ChildrenOf(pid_t parent) {
   std::vector<pid_t> children;
   DIR* proc = opendir("/proc");

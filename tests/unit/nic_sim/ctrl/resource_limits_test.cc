@@ -21,7 +21,7 @@ TEST(ResourceLimits, FlagsAndEnumeratorsAreThoseOfVerbs) {
                 uint64_t{IBV_DEVICE_XRC} | uint64_t{IBV_DEVICE_AUTO_PATH_MIG} |
                 uint64_t{IBV_DEVICE_PORT_ACTIVE_EVENT} | uint64_t{IBV_DEVICE_MEM_WINDOW} |
                 uint64_t{IBV_DEVICE_MEM_MGT_EXTENSIONS} | uint64_t{IBV_DEVICE_MEM_WINDOW_TYPE_2B} |
-                kFlushGlobal | kAtomicWrite);
+                uint64_t{IBV_DEVICE_MANAGED_FLOW_STEERING} | kFlushGlobal | kAtomicWrite);
   EXPECT_EQ(device.atomic_cap, uint32_t{IBV_ATOMIC_HCA});
   const abi::QueryPortReply port = MakePortAttributes();
   EXPECT_EQ(port.state, IBV_PORT_ACTIVE);
