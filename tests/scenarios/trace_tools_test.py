@@ -111,7 +111,7 @@ class TraceTools(AppTestCase):
         status, text = self.daemon.command("timeline", hex(a))
         self.assertEqual(status, 0, text)
         self.assertIn("wr_id 1: RDMA_WRITE, 3000 bytes, PSN 3 to 5", text)
-        self.assertRegex(text, r"\|--- rule \d+ hits RDMA_WRITE_LAST psn 5 -+X +\|")
+        self.assertRegex(text, r"\|--- rule \d+ hits RDMA_WRITE_LAST psn 5 -*X +\|")
         self.assertRegex(text, r"\|--- RDMA_WRITE_LAST psn 5, again -+>\|")
         self.assertRegex(text, r"\|<--- ACK psn 5 -+\|")
 
