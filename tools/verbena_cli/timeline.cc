@@ -147,13 +147,16 @@ class Builder {
     const std::string opcode = TextField(event, "opcode");
     const bool response = opcode.find("RESPONSE") != std::string::npos ||
                           opcode.find("ACKNOWLEDGE") != std::string::npos;
+    const bool ack = HasSyndrome(event) && Number(event, "syndrome") >> 5 == 0 &&
+                     opcode.find("ACKNOWLEDGE") != std::string::npos;
     // Whose request: the sender's, of a response the receiver's.
     for (auto& [requester, list] : ranges_) {
       const bool own = qpn == requester;
       const bool of_peer = !own;
-      for (const size_t number : list) {
-        WorkRequestLife& life = lives_[number];
+      for (size_t i = 0; i < list.size(); ++i) {
+        WorkRequestLife& life = lives_[list[i]];
         if (time < life.posted_ns) break;
+        const WorkRequestLife* next = i + 1 < list.size() ? &lives_[list[i + 1]] : nullptr;
         const bool here =
             own && ((response && (received || refused)) || (!response && (sent || fault)));
         const bool there = of_peer && qpn == life.peer_qpn &&
@@ -161,7 +164,12 @@ class Builder {
         if (!here && !there) continue;
         if ((sent || fault) && here && peer != life.peer_qpn && peer != 0) continue;
         if ((sent || fault) && there && peer != requester && peer != 0) continue;
-        if (!Covers(life, psn, opcode, response)) continue;
+        bool& acknowledged = here ? life.ack_received : life.ack_sent;
+        if (!Covers(life, next, psn, opcode, response) &&
+            (acknowledged || !ack || !AcknowledgesToo(life, psn, time))) {
+          continue;
+        }
+        acknowledged = acknowledged || ack;
         if (life.completed_ns != 0 && time > life.completed_ns && !life.status.empty() &&
             !refused && psn != life.last_psn) {
           continue;
@@ -175,14 +183,23 @@ class Builder {
     }
   }
 
-  // The ACK of a later message acknowledges this one as well, but it is shown
-  // with the one whose PSN it has.
-  static bool Covers(const WorkRequestLife& life, uint32_t psn, const std::string& opcode,
-                     bool response) {
+  // The ACK of a later message acknowledges this one as well: shown is the first that does.
+  static bool AcknowledgesToo(const WorkRequestLife& life, uint32_t psn, int64_t time) {
+    const uint32_t ahead = (psn - life.last_psn) & 0xffffff;
+    return ahead < 0x800000 && (life.completed_ns == 0 || time <= life.completed_ns);
+  }
+
+  // `next`: the work request behind it, or null.
+  static bool Covers(const WorkRequestLife& life, const WorkRequestLife* next, uint32_t psn,
+                     const std::string& opcode, bool response) {
     if (life.opcode == "RDMA_READ") {
-      // One request takes a PSN for each packet of its response.
-      const uint32_t most = life.bytes / 256 + 1;
-      return InRange(psn, life.first_psn, (life.first_psn + most) & 0xffffff) &&
+      // One request takes a PSN for each packet of its response, at least 256 bytes each.
+      uint32_t packets = std::max(1U, (life.bytes + 255) / 256);
+      if (next != nullptr && next->has_psn) {
+        packets = std::min(packets, (next->first_psn - life.first_psn) & 0xffffff);
+      }
+      return packets != 0 &&
+             InRange(psn, life.first_psn, (life.first_psn + packets - 1) & 0xffffff) &&
              (!response || opcode.find("READ") != std::string::npos || psn == life.first_psn);
     }
     return InRange(psn, life.first_psn, life.last_psn);

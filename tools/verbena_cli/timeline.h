@@ -30,8 +30,9 @@ struct WorkRequestLife {
   std::string status;        // of the completion
   bool has_psn = false;      // something of it was sent
   uint32_t first_psn = 0, last_psn = 0;
-  uint32_t sent = 0, again = 0;  // packets of the request
-  std::vector<size_t> events;    // of it, indices into the trace, by time
+  uint32_t sent = 0, again = 0;                 // packets of the request
+  bool ack_sent = false, ack_received = false;  // an ACK with its PSN or of a later message
+  std::vector<size_t> events;                   // of it, indices into the trace, by time
 };
 
 // All that the QP (all QPs) posted, in order.
