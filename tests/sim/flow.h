@@ -6,8 +6,10 @@
 // against). Sequence numbers are PSNs extended to 64 bits.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +40,7 @@ struct Wr {
   uint32_t bytes = 0;
   uint32_t imm_or_inv = 0;
   uint32_t rkey = 0;
+  uint32_t srq = 0;  // XRC: the one that it names
   uint64_t remote = 0;
   uint64_t compare_add = 0;
   uint64_t swap = 0;
@@ -79,8 +82,15 @@ struct Wr {
 
 struct PlannedReceive {
   std::vector<MemorySegment> sges;
+  uint32_t srq = 0;  // XRC: where it is posted
   bool malformed = false;
 };
+
+// XRC: the SRQs of each end's domain.
+inline constexpr uint32_t kSrqs[] = {7, 8, 0xfedcba};
+inline bool IsSrq(uint32_t number) {
+  return std::find(std::begin(kSrqs), std::end(kSrqs), number) != std::end(kSrqs);
+}
 
 // What a connection allows, the same for both ends.
 struct PathOptions {
@@ -91,6 +101,7 @@ struct PathOptions {
   uint8_t min_rnr_timer = 1;
   uint8_t max_rd_atomic = 1;
   uint32_t access_flags = 0;
+  bool xrc = false;  // each request names an SRQ
 
   uint32_t mtu() const { return transport::PmtuBytes(pmtu); }
 };

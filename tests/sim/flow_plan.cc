@@ -47,7 +47,10 @@ std::vector<MemorySegment> Flow::Split(uint64_t address, uint32_t bytes, uint32_
 
 void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory& receiver,
                   std::span<const uint64_t> counters, Random& random) {
-  wr.opcode = kOpcodes[random.Below(std::size(kOpcodes))];
+  do {
+    wr.opcode = kOpcodes[random.Below(std::size(kOpcodes))];
+  } while (path_.xrc && (wr.is_atomic_write() || wr.is_flush()));
+  if (path_.xrc) wr.srq = kSrqs[random.Below(std::size(kSrqs))];
   wr.signaled = random.Chance(0.7);
   wr.fence = random.Chance(0.1);
   wr.solicited = random.Chance(0.3);
@@ -104,6 +107,11 @@ void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory
 // Makes it wrong, and says how it has to fail.
 void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
   constexpr uint32_t kBadKeys[] = {kUnknownKey, kForeignKey, 0};
+  if (path_.xrc && wr.opcode != WrOpcode::kLocalInv && random.Chance(0.2)) {
+    wr.srq = random.Chance(0.5) ? 0 : kSrqs[0] ^ 0x800000;
+    wr.expected = WcStatus::kRemInvReqErr;
+    return;
+  }
   switch (random.Below(6)) {
     case 0:
       wr.malformed = true;
@@ -203,6 +211,7 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
 void Flow::PlanReceive(Wr& wr, const Profile& profile, HostMemory& receiver, Random& random) {
   wr.receive = static_cast<uint32_t>(receives.size());
   PlannedReceive& receive = receives.emplace_back();
+  receive.srq = wr.srq;
   const uint32_t bytes = wr.is_send() ? wr.bytes + random.Below32(100) : 10;
   const bool spoil = profile.bad_receive > 0 && random.Chance(profile.bad_receive) &&
                      wr.expected == WcStatus::kSuccess;

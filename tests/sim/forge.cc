@@ -23,6 +23,8 @@ constexpr Opcode kOpcodes[] = {
 constexpr size_t kRcOpcodes = 25;
 static_assert(kOpcodes[kRcOpcodes - 1] == Opcode::kRcAtomicWrite);
 
+constexpr uint8_t kXrcOpcodes = 0xa0;  // from here on they are those of RC
+
 constexpr uint32_t kKeys[] = {kPatternKey, kTargetKey, kLocalKey, kForeignKey, kUnknownKey, 0};
 
 }  // namespace
@@ -48,6 +50,13 @@ void World::Forge(Qp& qp) {
     transport::TransportHeaders headers;
     headers.bth.opcode =
         kOpcodes[random_.Below(random_.Chance(0.95) ? kRcOpcodes : std::size(kOpcodes))];
+    const bool xrc = qp.connection()->path.xrc && headers.bth.opcode <= Opcode::kRcSendOnlyInv;
+    if (xrc) {
+      headers.bth.opcode =
+          static_cast<Opcode>(static_cast<uint8_t>(headers.bth.opcode) | kXrcOpcodes);
+      headers.xrceth.srq = transport::SrqNumber(
+          random_.Chance(0.8) ? kSrqs[random_.Below(std::size(kSrqs))] : random_.Below32(16));
+    }
     const OpcodeTraits& traits = transport::TraitsOf(headers.bth.opcode);
     headers.bth.dest_qpn = transport::Qpn(qp.qpn());
     headers.bth.ack_req = random_.Chance(0.5);

@@ -55,6 +55,7 @@ struct Profile {
   bool expect_success = false;
   // Few buffers: the engine does not take all packets at once.
   double short_of_buffers = 0.1;
+  bool xrc = false;  // each half of a connection is one of XRC
 };
 
 inline void PrintTo(const Profile& profile, std::ostream* out) { *out << profile.name; }

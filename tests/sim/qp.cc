@@ -95,7 +95,8 @@ transport::RcResponderConfig Qp::ResponderConfig() const {
           .expected_psn = in().first_psn(),
           .max_dest_rd_atomic = path.max_rd_atomic,
           .min_rnr_timer = path.min_rnr_timer,
-          .access_flags = path.access_flags};
+          .access_flags = path.access_flags,
+          .service = path.xrc ? transport::Service::kXrc : transport::Service::kRc};
 }
 
 void Qp::ToRtr() {
@@ -169,6 +170,7 @@ void Qp::PostSend(uint32_t index) {
   request.rkey = wr.rkey;
   request.compare_add = wr.compare_add;
   request.swap = wr.swap;
+  request.remote_srq = transport::SrqNumber(wr.srq);
   if (wr.malformed) request.malformed = WcStatus::kLocQpOpErr;
   std::vector<std::byte> inline_data;
   if (wr.is_inline) {
@@ -196,13 +198,28 @@ void Qp::PostSome() {
   }
 }
 
+bool Qp::Select(transport::SrqNumber number) {
+  if (in_checked() && handling_ != kNoSequence && !handling_old_) {
+    const Wr* wr = in().Find(handling_);
+    if (wr == nullptr || wr->srq != number.value()) Wrong("selects an SRQ that is not named");
+  }
+  selected_srq_ = number.value();
+  return IsSrq(selected_srq_);
+}
+
 bool Qp::Take(transport::RecvRequest* request) {
+  // What is posted to an SRQ stays for others.
+  if (is_xrc() && state_ == QpState::kErr) return false;
   if (receives_taken_ == receives_posted_) return false;
   if (in_checked() && state_ != QpState::kErr && (handling_old_ || handling_ != in().expected)) {
     Wrong("takes a receive for a packet that is not the next");
   }
   const uint32_t index = receives_taken_++;
   const PlannedReceive& receive = in().receives[index];
+  if (is_xrc()) {
+    if (in_checked() && receive.srq != selected_srq_) Wrong("takes a receive of another SRQ");
+    request->srq = transport::SrqNumber(selected_srq_);
+  }
   request->wr_id = uint64_t{connection_->number} << 32 | index;
   request->wqe_index = index;
   request->malformed = receive.malformed;
@@ -214,7 +231,8 @@ bool Qp::Take(transport::RecvRequest* request) {
 // --- What comes in
 
 void Qp::Receive(const PacketView& packet, const Frame& frame) {
-  if (!receives() || packet.traits().service != transport::Service::kRc) return;
+  const auto service = is_xrc() ? transport::Service::kXrc : transport::Service::kRc;
+  if (!receives() || packet.traits().service != service) return;
   const bool is_old = frame.connection != connection_->number;
   if (packet.traits().is_response()) {
     if (state_ != QpState::kRtr) ReceiveResponse(packet, is_old);

@@ -117,6 +117,7 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   void OnInvalidate(bool responder, uint32_t key) override;
   uint64_t CurrentSequence() const override { return handling_; }
   // ReceiveQueuePort.
+  bool Select(transport::SrqNumber number) override;
   bool Take(transport::RecvRequest* request) override;
   void PutBack() override { --receives_taken_; }
 
@@ -140,6 +141,7 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   Port& PortOf(bool responder) const {
     return responder ? halves_->responder_port : halves_->requester_port;
   }
+  bool is_xrc() const { return connection_ != nullptr && connection_->path.xrc; }
   uint64_t una() const { return out().ToSequence(una_psn(), out().next); }
   void Check(const std::string& wrong);
   void Wrong(const std::string& what);
@@ -197,6 +199,7 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   uint32_t next_wr_ = 0;          // the next that may complete
   uint32_t receives_posted_ = 0;  // of in().receives
   uint32_t receives_taken_ = 0;
+  uint32_t selected_srq_ = 0;  // XRC
   uint32_t next_receive_ = 0;  // the next that may complete
   uint32_t next_message_ = 0;  // of in().wrs: the next that completes a receive
   bool send_failed_ = false;

@@ -19,14 +19,17 @@ namespace {
 
 constexpr uint32_t kBurst = 32;
 
-TransportHeaders HeadersFor(const TxPacket& packet, uint32_t dest_qpn) {
-  const OpcodeTraits& traits = transport::TraitsOf(packet.opcode);
+constexpr uint8_t kXrcOpcodes = 0xa0;  // from here on they are those of RC
+
+TransportHeaders HeadersFor(const TxPacket& packet, Opcode opcode, uint32_t dest_qpn) {
+  const OpcodeTraits& traits = transport::TraitsOf(opcode);
   TransportHeaders headers;
-  headers.bth.opcode = packet.opcode;
+  headers.bth.opcode = opcode;
   headers.bth.psn = packet.psn;
   headers.bth.ack_req = packet.ack_request;
   headers.bth.solicited = packet.solicited;
   headers.bth.dest_qpn = transport::Qpn(dest_qpn);
+  if (traits.has_xrceth()) headers.xrceth.srq = packet.srq;
   if (traits.has_reth()) {
     headers.reth = {packet.remote_address, transport::Rkey(packet.rkey), packet.dma_length};
   }
@@ -56,6 +59,10 @@ std::string Text(const Completion& c) {
 void Qp::CheckTransmit(bool is_response, const TxPacket& packet,
                        const std::span<const std::byte>* payload) {
   if (is_response) {
+    if (in_checked() && is_xrc() && transport::TraitsOf(packet.opcode).carries_payload) {
+      const Wr* wr = in().Find(in().ToSequence(packet.psn, in().expected));
+      if (wr == nullptr || packet.srq.value() != wr->srq) Wrong("answers for another SRQ");
+    }
     if (in_checked() && (payload != nullptr || packet.payload_bytes == 0)) {
       Check(in().CheckResponse(packet, payload == nullptr ? std::span<const std::byte>() : *payload,
                                halves_->responder_port, connection_->memory_failed));
@@ -68,6 +75,7 @@ void Qp::CheckTransmit(bool is_response, const TxPacket& packet,
   Check(out().CheckRequest(packet, payload, una()));
   const uint64_t sequence = out().ToSequence(packet.psn, reached);
   const Wr* wr = out().Find(sequence);
+  if (wr != nullptr && is_xrc() && packet.srq.value() != wr->srq) Wrong("names another SRQ");
   if (wr == nullptr || sequence != reached || sequence != wr->first) return;
   // The beginning of a WR.
   if (state_ == QpState::kSqd) Wrong("begins a WR in SQD");
@@ -92,8 +100,10 @@ void Qp::FetchFailed(Psn psn, bool is_response, MemoryStatus why) {
 void Qp::Build(const TxPacket& packet, bool is_response) {
   const uint32_t number = host_.frames().Take();
   Frame& frame = host_.frames()[number];
-  const size_t headers =
-      path_.WriteHeaders(HeadersFor(packet, peer_qpn_), packet.payload_bytes, frame.data.data());
+  const auto opcode = static_cast<Opcode>(static_cast<uint8_t>(packet.opcode) |
+                                          (is_xrc() ? kXrcOpcodes : uint8_t{0}));
+  const size_t headers = path_.WriteHeaders(HeadersFor(packet, opcode, peer_qpn_),
+                                            packet.payload_bytes, frame.data.data());
   std::byte* const payload = frame.data.data() + headers;
   std::byte* to = payload;
   MemoryStatus status = MemoryStatus::kOk;
@@ -121,7 +131,7 @@ void Qp::Build(const TxPacket& packet, bool is_response) {
   const bool failed = fault > 0 && packet.segment_count != 0 && host_.random().Chance(fault);
   CheckTransmit(is_response, packet, failed ? nullptr : &bytes);
   std::memset(to, 0, 3 + transport::kIcrcBytes);
-  frame.bytes = static_cast<uint32_t>(path_.FrameBytes(packet.opcode, packet.payload_bytes));
+  frame.bytes = static_cast<uint32_t>(path_.FrameBytes(opcode, packet.payload_bytes));
   frame.connection = connection_->number;
   frame.has_icrc = frame.forged = false;
   burst_.push_back({number, packet.psn, is_response, failed});
@@ -207,7 +217,8 @@ void Qp::Service() {
 void Qp::CheckFlushed() {
   if (state_ != QpState::kErr || HasPending(false) || HasPending(true)) return;
   if (halves_->requester.outstanding() != 0) Wrong("send WRs without a completion in ERR");
-  if (next_receive_ != receives_posted_) Wrong("receives without a completion in ERR");
+  if (next_receive_ != (is_xrc() ? receives_taken_ : receives_posted_))
+    Wrong("receives without a completion in ERR");
 }
 
 void Qp::CheckSqd() {
@@ -312,6 +323,9 @@ void Qp::OnRecvCompletion(const Completion& completion) {
   if (completion.wr_id >> 32 != connection_->number || index != next_receive_ ||
       index >= receives_posted_) {
     return Wrong(who + ": out of order, repeated or invented");
+  }
+  if (is_xrc() && completion.srq.value() != in().receives[index].srq && in_checked()) {
+    Wrong(who + ": of another SRQ");
   }
   ++next_receive_;
   if (recv_failed_ && completion.status != WcStatus::kWrFlushErr) {

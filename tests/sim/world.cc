@@ -21,6 +21,7 @@ PathOptions RandomPath(const Profile& profile, Random& random) {
   // In profiles that must succeed retries never run out.
   path.retry_cnt = static_cast<uint8_t>(profile.expect_success ? 7 : random.Between(0, 7));
   path.rnr_retry = profile.rnr_retry;
+  path.xrc = profile.xrc;
   path.min_rnr_timer = static_cast<uint8_t>(random.Between(1, 8));
   path.max_rd_atomic = static_cast<uint8_t>(random.Between(1, 8));
   path.access_flags = transport::kAccessRemoteWrite | transport::kAccessRemoteRead |
