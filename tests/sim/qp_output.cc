@@ -59,7 +59,9 @@ std::string Text(const Completion& c) {
 void Qp::CheckTransmit(bool is_response, const TxPacket& packet,
                        const std::span<const std::byte>* payload) {
   if (is_response) {
-    if (in_checked() && is_xrc() && transport::TraitsOf(packet.opcode).carries_payload) {
+    // A replay may answer an old request.
+    if (in_checked() && is_xrc() && !packet.retransmission &&
+        transport::TraitsOf(packet.opcode).carries_payload) {
       const Wr* wr = in().Find(in().ToSequence(packet.psn, in().expected));
       if (wr == nullptr || packet.srq.value() != wr->srq) Wrong("answers for another SRQ");
     }

@@ -12,6 +12,7 @@
 #include "transport/base/ring.h"
 #include "transport/memory_port.h"
 #include "transport/psn.h"
+#include "transport/types.h"
 
 namespace verbena::transport {
 
@@ -20,17 +21,25 @@ class PlacementLog {
   bool full() const { return runs_.full(); }
   void clear() { runs_.clear(); }
 
-  // The packet `psn` is placed when `ticket`, its last, has committed. Both
+  struct Packet {
+    Psn psn;
+    Msn msn;  // messages before the one that it belongs to
+  };
+
+  // The packet is placed when `ticket`, its last, has committed. Tickets and PSNs
   // grow from call to call. Not to be called when full().
-  void Add(Psn psn, Ticket ticket) {
+  void Add(const Packet& packet, Ticket ticket) {
     if (!runs_.empty()) {
       Run& run = runs_.back();
-      if (ticket == run.ticket + run.count && psn == run.psn + run.count) {
+      const uint32_t step = run.count == 1 ? (packet.msn == run.first.msn ? 0 : 1) : run.msn_step;
+      if (ticket == run.ticket + run.count && packet.psn == run.first.psn + run.count &&
+          packet.msn == run.first.msn + run.count * step) {
+        run.msn_step = step;
         ++run.count;
         return;
       }
     }
-    runs_.push_back() = Run{ticket, psn, 1};
+    runs_.push_back() = Run{ticket, packet, 1, 0};
   }
 
   void Commit(Ticket ticket) {
@@ -40,23 +49,26 @@ class PlacementLog {
   }
 
   // The first packet that waits for `ticket` or a later one.
-  std::optional<Psn> FirstNotPlaced(Ticket ticket) {
+  std::optional<Packet> FirstNotPlaced(Ticket ticket) {
     for (uint32_t i = 0; i < runs_.size(); ++i) {
       const Run& run = runs_[i];
-      if (ticket <= run.ticket) return run.psn;
+      if (ticket <= run.ticket) return run.first;
       if (ticket < run.ticket + run.count) {
-        return run.psn + static_cast<uint32_t>(ticket - run.ticket);
+        const auto behind = static_cast<uint32_t>(ticket - run.ticket);
+        return Packet{run.first.psn + behind, run.first.msn + behind * run.msn_step};
       }
     }
     return std::nullopt;
   }
 
  private:
-  // Packets psn, psn + 1, ... whose last tickets are ticket, ticket + 1, ...
+  // Packets psn, psn + 1, ... whose last tickets are ticket, ticket + 1, ...; all
+  // of one message (step 0), or each a message (step 1).
   struct Run {
     Ticket ticket;
-    Psn psn;
+    Packet first;
     uint32_t count;
+    uint32_t msn_step;
   };
 
   Ring<Run, 512> runs_;

@@ -181,7 +181,7 @@ Verdict RcResponder::Execute(const PacketView& packet) {
 void RcResponder::NotePlacement(Psn psn, Ticket ticket) {
   if (ticket == 0) return;
   last_ticket_ = ticket;
-  if (ticket > committed_) placements_.Add(psn, ticket);
+  if (ticket > committed_) placements_.Add({psn, msn_}, ticket);
 }
 
 MemoryStatus RcResponder::PlaceIntoReceive(std::span<const std::byte> payload, bool last) {
@@ -564,20 +564,22 @@ void RcResponder::HandlePlacementFailed(Ticket ticket, MemoryStatus why, Time no
   if (ticket == 0) return;
   HandleCommitted(ticket - 1, now);
   tickets_void_ = true;
-  const std::optional<Psn> psn = placements_.FirstNotPlaced(ticket);
-  if (!psn.has_value()) return;
+  const std::optional<PlacementLog::Packet> failed = placements_.FirstNotPlaced(ticket);
+  if (!failed.has_value()) return;
+  const Psn psn = failed->psn;
   placements_.clear();
   bool is_receive_fault = false;
-  FailUncommittedReceives(ticket, *psn, &is_receive_fault);
+  FailUncommittedReceives(ticket, psn, &is_receive_fault);
   last_ticket_ = committed_;
   if (flushing_) return;
   for (uint32_t i = 0; i < responses_.size(); ++i) {
     if (responses_[i].ticket >= ticket) responses_.Truncate(i);
   }
+  msn_ = failed->msn;  // the NAK counts what was placed
   if (is_receive_fault) {
-    EndConnection(*psn, NakCode::kRemoteOperationalError);
+    EndConnection(psn, NakCode::kRemoteOperationalError);
   } else {
-    Reject(RemoteVerdict(why == MemoryStatus::kOk ? MemoryStatus::kFault : why), *psn);
+    Reject(RemoteVerdict(why == MemoryStatus::kOk ? MemoryStatus::kFault : why), psn);
   }
 }
 

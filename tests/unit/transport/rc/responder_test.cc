@@ -818,6 +818,7 @@ TEST_F(RcResponderTest, LateFailureOfAReceiveNaksItsFirstPacketNotPlaced) {
   ASSERT_FALSE(answers.empty());
   EXPECT_THAT(ViewOf(answers.back()), testing::IsPacket(kRcAcknowledge, kFirst + 2));
   EXPECT_EQ(ViewOf(answers.back()).aeth().syndrome, kOperational);
+  EXPECT_EQ(ViewOf(answers.back()).aeth().msn, Msn(1));
   side->Poll();
   ASSERT_THAT(side->recv_completions, SizeIs(4));
   EXPECT_EQ(side->recv_completions[0].status, WcStatus::kSuccess);
@@ -851,6 +852,7 @@ TEST_F(RcResponderTest, LateFailureOfAWrite) {
   ASSERT_FALSE(answers.empty());
   EXPECT_THAT(ViewOf(answers.back()), testing::IsPacket(kRcAcknowledge, kFirst + 1));
   EXPECT_EQ(ViewOf(answers.back()).aeth().syndrome, kOperational);
+  EXPECT_EQ(ViewOf(answers.back()).aeth().msn, Msn(1)) << "what was not placed does not count";
   for (const Frame& answer : answers) EXPECT_FALSE(ViewOf(answer).traits().is_read_response());
   side->Poll();
   ASSERT_THAT(side->recv_completions, SizeIs(1));
