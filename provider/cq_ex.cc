@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "provider/fault_check.h"
 #include "provider/provider.h"
 
 namespace verbena::provider {
@@ -15,9 +16,13 @@ void Unlock(Cq* cq) {
   if (!cq->single_threaded) cq->lock.Unlock();
 }
 
+// Also of ibv_next_poll, which belongs to this call, fault rules of polling take effect here.
 int StartPoll(ibv_cq_ex* ibv, ibv_poll_cq_attr* attr) {
   Cq* cq = ToCq(ibv);
   if (attr->comp_mask != 0) return EINVAL;
+  const int injected = InjectedError(ToContext(ibv->context), abi::kCheckPollCq, 0);
+  if (injected != 0) [[unlikely]]
+    return injected;
   if (!cq->single_threaded) cq->lock.Lock();
   const int error = NextCompletion(cq);
   if (error == 0) return 0;

@@ -392,48 +392,23 @@ bool ParseFaultRule(std::string_view text, FaultRule* rule, std::string* error,
     bad = "action";
     return false;
   }
-  rule->text = words[0];
-
   std::string expected;
   KeyReader reader(rule, &expected);
   std::vector<std::string_view> seen;
-  for (size_t i = 1; i < words.size(); ++i) {
-    const std::string_view word = words[i];
-    const size_t equals = word.find('=');
-    const std::string_view key = word.substr(0, equals);
-    bad = key;
-    if (equals == std::string_view::npos) {
-      *error = "bad word " + Quoted(word) + ": key=value is expected";
-      return false;
-    }
-    for (std::string_view earlier : seen) {
-      if (key == earlier) {
-        *error = "the key " + Quoted(key) + " is given twice";
-        return false;
-      }
-    }
-    seen.push_back(key);
-    const std::optional<bool> good = reader.Read(key, word.substr(equals + 1));
-    if (!good) {
-      *error =
-          "unknown key " + Quoted(key) +
-          ": dev, dir, app, nth_qp, qpn, sqpn, dqpn, pair, opcode, psn, msg, mad, size, "
-          "transmission, after, until, nth, every, prob, burst, seed, count, us, period, jitter, "
-          "dist, by, mbps, bytes, at, xor, icrc, kind, rnr_timer or a header field such as bth.psn";
-      return false;
-    }
-    if (!*good) {
-      *error = "bad value in " + Quoted(word) + ": " + expected + " is expected";
-      return false;
-    }
-    if (!GoesWith(key, rule->action)) {
-      *error = Quoted(std::string(key) + "=") + " is not for " + Quoted(words[0]);
-      return false;
-    }
-    rule->text += ' ';
-    rule->text += word;
-  }
-  bad.clear();
+  const RuleKeys keys = {
+      .names =
+          "dev, dir, app, nth_qp, qpn, sqpn, dqpn, pair, opcode, psn, msg, mad, size, "
+          "transmission, after, until, nth, every, prob, burst, seed, count, us, period, "
+          "jitter, dist, by, mbps, bytes, at, xor, icrc, kind, rnr_timer or a header field "
+          "such as bth.psn",
+      .read =
+          [&](std::string_view key, std::string_view value, std::string* wanted) {
+            const std::optional<bool> good = reader.Read(key, value);
+            *wanted = expected;
+            return good;
+          },
+      .goes_with_action = [&](std::string_view key) { return GoesWith(key, rule->action); }};
+  if (!ReadRuleWords(words, keys, &rule->text, error, &bad, &seen)) return false;
   return CheckKeys(*rule, std::ranges::find(seen, "xor") != seen.end(), error);
 }
 

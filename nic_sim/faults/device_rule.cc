@@ -397,44 +397,20 @@ bool ParseDeviceRule(std::string_view text, DeviceRule* rule, std::string* error
     return false;
   }
   rule->action = action->second;
-  rule->text = words[0];
   std::string expected;
   Reader reader(rule, &expected);
-  std::vector<std::string_view> seen;
-  for (size_t i = 1; i < words.size(); ++i) {
-    const std::string_view word = words[i];
-    const size_t equals = word.find('=');
-    const std::string_view key = word.substr(0, equals);
-    bad = key;
-    if (equals == std::string_view::npos) {
-      *error = "bad word " + Quoted(word) + ": key=value is expected";
-      return false;
-    }
-    if (std::ranges::find(seen, key) != seen.end()) {
-      *error = "the key " + Quoted(key) + " is given twice";
-      return false;
-    }
-    seen.push_back(key);
-    const std::optional<bool> good = reader.Read(key, word.substr(equals + 1));
-    if (!good) {
-      *error = "unknown key " + Quoted(key) +
-               ": dev, app, qpn, nth_qp, queue, opcode, wr_id, nth, every, count, prob, seed, "
-               "after, until, us, status, vendor_err, qp, on, verb, errno, type or "
-               "reason";
-      return false;
-    }
-    if (!*good) {
-      *error = "bad value in " + Quoted(word) + ": " + expected + " is expected";
-      return false;
-    }
-    if (!GoesWith(key, rule->action)) {
-      *error = Quoted(std::string(key) + "=") + " is not for " + Quoted(words[0]);
-      return false;
-    }
-    rule->text += ' ';
-    rule->text += word;
-  }
-  bad.clear();
+  const RuleKeys keys = {
+      .names =
+          "dev, app, qpn, nth_qp, queue, opcode, wr_id, nth, every, count, prob, seed, "
+          "after, until, us, status, vendor_err, qp, on, verb, errno, type or reason",
+      .read =
+          [&](std::string_view key, std::string_view value, std::string* wanted) {
+            const std::optional<bool> good = reader.Read(key, value);
+            *wanted = expected;
+            return good;
+          },
+      .goes_with_action = [&](std::string_view key) { return GoesWith(key, rule->action); }};
+  if (!ReadRuleWords(words, keys, &rule->text, error, &bad)) return false;
   return CheckKeys(*rule, error);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "nic_sim/faults/rule_text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -53,6 +54,45 @@ std::optional<double> ParseProbability(std::string_view text) {
 std::string_view ActionWord(std::string_view text) {
   const std::vector<std::string_view> words = SplitWords(text, " \t\n");
   return words.empty() ? std::string_view() : words[0];
+}
+
+bool ReadRuleWords(std::span<const std::string_view> words, const RuleKeys& keys, std::string* text,
+                   std::string* error, std::string* field, std::vector<std::string_view>* seen) {
+  std::vector<std::string_view> own;
+  if (seen == nullptr) seen = &own;
+  *text = words[0];
+  for (const std::string_view word : words.subspan(1)) {
+    const size_t equals = word.find('=');
+    const std::string_view key = word.substr(0, equals);
+    *field = key;
+    if (equals == std::string_view::npos) {
+      *error = "bad word " + Quoted(word) + ": key=value is expected";
+      return false;
+    }
+    if (std::ranges::find(*seen, key) != seen->end()) {
+      *error = "the key " + Quoted(key) + " is given twice";
+      return false;
+    }
+    seen->push_back(key);
+    std::string expected;
+    const std::optional<bool> good = keys.read(key, word.substr(equals + 1), &expected);
+    if (!good) {
+      *error = "unknown key " + Quoted(key) + ": " + std::string(keys.names);
+      return false;
+    }
+    if (!*good) {
+      *error = "bad value in " + Quoted(word) + ": " + expected + " is expected";
+      return false;
+    }
+    if (!keys.goes_with_action(key)) {
+      *error = Quoted(std::string(key) + "=") + " is not for " + Quoted(words[0]);
+      return false;
+    }
+    *text += ' ';
+    *text += word;
+  }
+  field->clear();
+  return true;
 }
 
 uint64_t NextRandom(uint64_t* state) {

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +30,23 @@ std::optional<double> ParseProbability(std::string_view text);
 
 // Of `ACTION key=value ...`: "ACTION". Empty: there is no word.
 std::string_view ActionWord(std::string_view text);
+
+// What a kind of rules knows of keys.
+struct RuleKeys {
+  std::string_view names;  // "dev, dir or count": for who wrote another
+  // Takes the value in. Empty: there is no such key; false: *expected is what it should be.
+  std::function<std::optional<bool>(std::string_view key, std::string_view value,
+                                    std::string* expected)>
+      read;
+  std::function<bool(std::string_view key)> goes_with_action;
+};
+
+// Of the words of `ACTION key=value ...` all but the first: each key once, in *seen too unless
+// it is nullptr. *text becomes the rule with single spaces. False with a sentence in *error and
+// the wrong key in *field, which is empty otherwise.
+bool ReadRuleWords(std::span<const std::string_view> words, const RuleKeys& keys, std::string* text,
+                   std::string* error, std::string* field,
+                   std::vector<std::string_view>* seen = nullptr);
 
 // SplitMix64: what is random about a rule. Advances *state.
 uint64_t NextRandom(uint64_t* state);
