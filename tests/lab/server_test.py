@@ -11,9 +11,10 @@ import unittest
 from urllib.parse import urlsplit
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "..", "apps", "lib")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "apps", "lib")]
 
 import verbena_testing as vt  # noqa: E402
+from refusing_daemon import RefusingDaemon  # noqa: E402
 
 
 class LabServer(unittest.TestCase):
@@ -112,6 +113,27 @@ class LabServer(unittest.TestCase):
                              ["verbena0", "verbena1"])
         finally:
             connection.close()
+
+    def test_events_say_that_this_user_may_not_see_packets(self):
+        own = vt.Daemon(start=False)
+        self.addCleanup(own.close)
+        daemon = RefusingDaemon(os.path.join(own.folder, "verbena", "t.sock"))
+        self.addCleanup(daemon.close)
+        lab = vt.Program([own.verbena, "lab", "--no-open"], 60, environment=own.environment)
+        self.addCleanup(lab.close)
+        self.assertTrue(lab.wait_for(r"http://\S+/", 30), lab.describe())
+        url = urlsplit(re.search(r"http://\S+/", lab.output).group(0))
+        connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=20)
+        self.addCleanup(connection.close)
+        connection.request("GET", url.path + "events")
+        answer = connection.getresponse()
+        text = b""
+        end = time.monotonic() + 20
+        while b"event: state\ndata: " not in text or not text.endswith(b"\n\n"):
+            self.assertLess(time.monotonic(), end, text)
+            text += answer.read1(65536)
+        state = json.loads(text.split(b"event: state\ndata: ")[1].split(b"\n")[0])
+        self.assertIn("members of its group", state["refused"])
 
     def test_report_is_one_file_that_holds_the_trace(self):
         status, answer = self.post("start", '{"kind":"send","count":2}')

@@ -227,6 +227,7 @@ bool Feed::TakeTrace() {
   const Reply reply = client_.Request({{"op", "trace"},
                                        {"after_ns", std::max<int64_t>(0, last_ns_ - kOverlapNs)},
                                        {"limit", limit}});
+  refused_ = reply.kind == Reply::Kind::kRefused ? reply.error : std::string();
   if (!reply.ok()) return reply.kind == Reply::Kind::kRefused;
   const Json& events = ArrayField(reply.json, "events");
   if (events.empty()) {
@@ -255,6 +256,7 @@ bool Feed::TakeState() {
   }
   Json state = LookAt(&client_, status_);
   if (state.empty()) return false;
+  if (!refused_.empty()) state["refused"] = refused_;
   extra_(&state);
   Publish("state", state);
   return true;

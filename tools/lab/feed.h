@@ -87,6 +87,7 @@ class Feed {
   int rounds_ = 0;
   int64_t last_ns_ = 0;
   bool saturated_ = false;
+  std::string refused_;                 // why the daemon shows this user no packets
   std::map<std::string, int> overlap_;  // events near last_ns_, and how many of each
   std::thread thread_;
 };
