@@ -287,6 +287,9 @@ class LabPage(PageTest):
         self.assertEqual((missing, unused), ([], []))
 
     def test_nothing_is_clipped_after_a_failure(self):
+        self.start("atomic", count="4", pause="0")
+        self.browser.wait("document.querySelector('#requests').textContent.includes('FETCH ADD')",
+                          "the longest names")
         self.start("write", count="0", pause="200")
         self.browser.wait(f"{PACKETS}.length > 4", "packets")
         self.browser.click("[data-fault='Wrong R_Key']")
@@ -294,6 +297,12 @@ class LabPage(PageTest):
         self.browser.wait(f"{result}.textContent.includes('remote access error')", "the program's last words")
         self.browser.wait("document.querySelector('#requests').textContent.includes('REM_ACCESS_ERR')",
                           "the status of the work request")
+        self.browser.script("window.verbenaLab.model.sums.packets = 12345678; "
+                            "window.verbenaLab.model.sums.done = 12345678; "
+                            "window.verbenaLab.version = -1; window.verbenaLab.wantDrawing()")
+        for words in ("5 % loss", "Duplicate", "Damage", "Delay 50 ms"):
+            self.browser.click(f"[data-fault='{words}']")
+        self.browser.wait("document.querySelectorAll('#rules .chip').length === 5", "the rules")
         for width, height in ((1280, 800), (1920, 1080)):
             self.browser.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height,
                              deviceScaleFactor=1, mobile=False)
@@ -304,10 +313,17 @@ class LabPage(PageTest):
                   .filter((e) => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 ||
                     e.getBoundingClientRect().right > innerWidth) &&
                     getComputedStyle(e).display !== 'inline').map((e) => e.outerHTML.slice(0, 120))
-                  .concat([...document.querySelectorAll('#requests text')].filter((e) =>
-                    e.getBoundingClientRect().right > document.querySelector('#requests svg')
-                      .getBoundingClientRect().right + 1).map((e) => e.textContent))""")
+                  .concat([...document.querySelectorAll('#requests text')].filter((e) => {
+                    const text = e.getBoundingClientRect();
+                    const all = document.querySelector('#requests svg').getBoundingClientRect();
+                    return text.right > all.right + 1 || text.left < all.left - 1;
+                  }).map((e) => e.textContent))""")
             self.assertEqual(clipped, [], f"at {width}x{height}")
+            rows = self.browser.script(
+                "return [document.querySelector('header').offsetHeight, document.querySelector('#steps')"
+                ".offsetHeight, document.querySelector('button').offsetHeight]")
+            self.assertLess(rows[0], 2 * rows[2], "the top is one row")
+            self.assertLess(rows[1], 5 * rows[2], "what is active takes few rows")
         self.browser.cdp("Emulation.setDeviceMetricsOverride", width=1280, height=800,
                          deviceScaleFactor=1, mobile=False)
 

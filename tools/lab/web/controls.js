@@ -55,7 +55,7 @@ export class Controls {
     this.model = model;
     this.tell = tell;
     this.slowTimer = 0;
-    this.chips = el('span', {class: 'chips', id: 'rules', 'aria-label': 'Active rules'});
+    this.chips = el('span', {class: 'chips', id: 'rules', role: 'group', 'aria-label': 'Active rules'});
     this.transferState = el('span', {class: 'dim', id: 'transfer-state', role: 'status'});
     this.buildTransfers(places.transfers, places);
     this.buildFaults(places.faults);

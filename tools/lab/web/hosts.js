@@ -157,7 +157,7 @@ export class Hosts {
       children.push(...mine.slice(0, QPS_SHOWN).map((qp) => qpBlock(model, qp)));
       if (mine.length > 0) {
         children.push(el('p', {class: 'dim legend'}, el('i', {class: 'waiting'}), tr('waits'),
-          el('i', {class: 'underway'}), tr('under way'), el('b', {}, 'Σ'), tr('since the beginning')));
+          el('i', {class: 'underway'}), tr('under way'), el('b', {}, 'Σ'), tr('in total')));
       }
       if (mine.length > QPS_SHOWN) {
         children.push(el('p', {class: 'dim'},

@@ -117,6 +117,7 @@ export function timeText(ns) {
 // RC_RDMA_WRITE_FIRST -> WRITE FIRST; the service is said elsewhere.
 export function opcodeText(opcode) {
   return opcode.replace(/^(RC|UC|UD|XRC)_/, '').replace(/^RDMA_/, '').replace('ACKNOWLEDGE', 'ACK')
+    .replace(/^ATOMIC_CMP_AND_SWP/, 'CMP_SWAP').replace(/^ATOMIC_FETCH_AND_ADD/, 'FETCH_ADD')
     .replaceAll('_', ' ');
 }
 

@@ -140,7 +140,7 @@ export const ZH = {
   ', ': '，',
   'waits': '等待',
   'under way': '进行中',
-  'since the beginning': '累计',
+  'in total': '累计',
   'Registered memory': '已注册内存',
   'key': '密钥',
   '{0} at {1}': '{0}，地址 {1}',
