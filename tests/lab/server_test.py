@@ -114,6 +114,18 @@ class LabServer(unittest.TestCase):
         finally:
             connection.close()
 
+    # What the page asks for while many packets go.
+    def test_trace_with_a_limit_is_the_end_of_the_whole_trace(self):
+        self.assertEqual(self.post("start", '{"kind":"send","count":20,"pause_ms":0}')[0], 200)
+        end = time.monotonic() + 30
+        while "wr_id 19" not in self.daemon.command("trace")[1] and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(0.5)  # Both programs have ended: nothing is added.
+        whole = self.daemon.json("trace")
+        self.assertGreater(len(whole), 60)
+        for last in (1, 7, 50, len(whole), 2 * len(whole)):
+            self.assertEqual(self.daemon.json("trace", "--last", last), whole[-last:], last)
+
     def test_events_say_that_this_user_may_not_see_packets(self):
         own = vt.Daemon(start=False)
         self.addCleanup(own.close)
