@@ -18,6 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kPause(100);
 // While more happens than can be shown: what is asked for costs the daemon time.
 constexpr std::chrono::milliseconds kLongPause(500);
+constexpr int64_t kQuietNs = 950'000'000;
 constexpr int kNiceness = 10;
 constexpr int kEventsPerRound = 1500;
 constexpr int kEventsWhenBusy = 400;
@@ -258,6 +259,13 @@ bool Feed::TakeState() {
   if (state.empty()) return false;
   if (!refused_.empty()) state["refused"] = refused_;
   extra_(&state);
+  // A page draws what it is sent: nothing new is said once a second.
+  const int64_t now = IntegerField(state, "t");
+  state.erase("t");
+  if (state == shown_ && now - shown_ns_ < kQuietNs) return true;
+  shown_ = state;
+  shown_ns_ = now;
+  state["t"] = now;
   Publish("state", state);
   return true;
 }

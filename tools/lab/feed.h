@@ -84,6 +84,8 @@ class Feed {
   // Of the thread.
   ControlClient client_;
   Json status_;
+  Json shown_;  // the last state, without its time
+  int64_t shown_ns_ = 0;
   int rounds_ = 0;
   int64_t last_ns_ = 0;
   bool saturated_ = false;

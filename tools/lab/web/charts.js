@@ -51,11 +51,15 @@ export function requestTimeline(qps, now) {
 
 const PLOT_WIDTH = 300;
 const PLOT_HEIGHT = 46;
+const MINUTE_NS = 60e9;
 
 function plot(points, key, name, unit, kind) {
   const peak = Math.max(1, ...points.map((point) => point[key]));
   const now = points.length ? points[points.length - 1][key] : 0;
-  const x = (i) => PLOT_WIDTH * i / Math.max(1, points.length - 1);
+  // Points come faster while something happens.
+  const end = points.length ? points[points.length - 1].t : 0;
+  const length = points.length ? Math.max(1, end - points[0].t) : 1;
+  const x = (i) => PLOT_WIDTH * (1 - (end - points[i].t) / length);
   const y = (value) => PLOT_HEIGHT - 2 - (PLOT_HEIGHT - 6) * value / peak;
   let shape;
   if (kind === 'bars') {
@@ -76,7 +80,9 @@ function plot(points, key, name, unit, kind) {
     svg('path', {class: 'axis', d: `M0 ${PLOT_HEIGHT - 1}H${PLOT_WIDTH}`}), shape));
 }
 
-export function plots(points) {
+export function plots(all, live) {
+  const end = all.length ? all[all.length - 1].t : 0;
+  const points = live ? all.filter((point) => end - point.t <= MINUTE_NS) : all;
   return [plot(points, 'bytes', 'Rate', ' B/s'), plot(points, 'packets', 'Packets', ' /s'),
     plot(points, 'inFlight', 'In flight', ''), plot(points, 'again', 'Sent again', '', 'bars')];
 }

@@ -209,7 +209,7 @@ class Page {
         `${qp.device} ${hex(qp.qpn)}: ${qp.state || '?'}`)));
     byId('requests').replaceChildren(requestTimeline(this.filter
       ? this.model.shownQps(this.filter) : [...this.model.qps.values()], this.model.now));
-    byId('plots').replaceChildren(...plots(this.model.points));
+    byId('plots').replaceChildren(...plots(this.model.points, !this.replay));
     const {packets, again, done} = this.model.sums;
     byId('packets').textContent = [tr('packets: {0}', packets), tr('sent again: {0}', again),
       tr('work requests done: {0}', done)].join(' · ');

@@ -8,7 +8,7 @@ const MOST_ROWS = 24000;
 const MOST_EVENTS = 60000;
 const MOST_STATES = 2400;
 const MOST_REQUESTS = 400;  // of a QP
-const MOST_POINTS = 240;
+const MOST_POINTS = 330;  // a minute, five in a second
 const PSN_MASK = 0xffffff;
 // No two rings have quite the same time.
 const LATE_NS = 300e6;
