@@ -293,17 +293,34 @@ json Device::Dump() const {
 }
 
 json Device::Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const {
+  limit = std::max<size_t>(limit, 1);
   std::vector<TraceEvent> events;
-  const auto take = [&](const TraceEvent& event) {
-    if (event.time_ns <= after_ns) return;
-    const bool is_hit = event.kind == TraceKind::kFault;
-    if (!qpn || event.qpn == *qpn || (is_hit && event.peer_qpn == *qpn)) events.push_back(event);
+  // Of each ring the last `limit`: no more can be in the answer, and whoever writes the ring waits.
+  const auto take_from = [&](const auto& visit_ring) {
+    std::vector<TraceEvent> last;
+    size_t taken = 0;
+    visit_ring([&](const TraceEvent& event) {
+      if (event.time_ns <= after_ns) return;
+      const bool is_hit = event.kind == TraceKind::kFault;
+      if (qpn && event.qpn != *qpn && !(is_hit && event.peer_qpn == *qpn)) return;
+      if (taken < limit) {
+        last.push_back(event);
+      } else {
+        last[taken % limit] = event;
+      }
+      ++taken;
+    });
+    if (taken > limit) {
+      std::ranges::rotate(last, last.begin() + static_cast<ptrdiff_t>(taken % limit));
+    }
+    events.insert(events.end(), last.begin(), last.end());
   };
   // First, so that of what happened at the same time the cause comes before the effect.
-  state_->engine->faults().ForEachHit(take);
-  json held_up = ForEachTenant(state_->Tenants(),
-                               [&](const Tenant& tenant) { tenant.shard->trace().ForEach(take); });
-  state_->engine->fabric().ForEachHit(take);
+  take_from([&](const auto& take) { state_->engine->faults().ForEachHit(take); });
+  json held_up = ForEachTenant(state_->Tenants(), [&](const Tenant& tenant) {
+    take_from([&](const auto& take) { tenant.shard->trace().ForEach(take); });
+  });
+  take_from([&](const auto& take) { state_->engine->fabric().ForEachHit(take); });
   std::ranges::stable_sort(events, {}, &TraceEvent::time_ns);
   if (events.size() > limit) events.erase(events.begin(), events.end() - static_cast<long>(limit));
   json list = json::array();

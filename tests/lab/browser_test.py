@@ -14,6 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "apps", "lib")]
 
 import verbena_testing as vt  # noqa: E402
+from refusing_daemon import RefusingDaemon  # noqa: E402
 from webdriver import Browser  # noqa: E402
 
 ROWS = "window.verbenaLab.model.rows"
@@ -240,6 +241,120 @@ class LabPage(PageTest):
         self.assertEqual(self.browser.script("return document.querySelectorAll('img').length"), 0)
         self.assertIn(evil, self.browser.script("return document.body.textContent"))
 
+    def test_page_speaks_chinese_when_asked_and_changes_at_once(self):
+        fixed = ("return [...document.querySelectorAll('header button, nav button, h1, h2, summary, "
+                 ".group-name, .field > span, .lanes label, .lanes .dim, .legend, #packets, "
+                 "#status-text, #details, #rules .dim, .host p, figcaption')]"
+                 ".filter((e) => e.checkVisibility()).map((e) => e.textContent.trim())")
+        self.browser.open(self.lab.url + "?lang=zh")
+        self.browser.wait("document.querySelector('#status-text').textContent === '实时'", "the feed")
+        self.browser.wait("document.querySelector('.host p')", "the hosts")
+        self.assertEqual(self.browser.script("return document.documentElement.lang"), "zh-CN")
+        # Names of NICs and what is the same in every language.
+        same = re.compile(r"verbena\d|English|µs|PSN \+|")
+        english = [words for words in self.browser.script(fixed)
+                   if not re.search("[\u4e00-\u9fff]", words) and not same.fullmatch(words)]
+        self.assertEqual(english, [])
+        self.start("write", count="2")
+        self.browser.wait(f"{PACKETS}.some((row) => row.fate === 'arrived')", "packets")
+        self.browser.click("#hold")
+        self.browser.wait("document.querySelector('#hold').textContent === '全部放行'", "the other words")
+        self.browser.click("#language")
+        self.browser.wait("document.querySelector('#hold').textContent === 'Release all'", "English")
+        self.browser.wait("document.querySelector('#packets').textContent.startsWith('packets: ')",
+                          "English")
+        chinese = [words for words in self.browser.script(fixed)
+                   if re.search("[\u4e00-\u9fff]", words) and words != "中文"]
+        self.assertEqual(chinese, [])
+        self.browser.click("#hold")
+        self.browser.wait("document.querySelector('#step').disabled", "the end of holding")
+
+    # The table of texts has no holes: whatever the page says by tr() is in it, and nothing else.
+    def test_every_text_has_a_translation(self):
+        missing, unused = self.browser.script("""
+            return fetch('app.js').then((reply) => reply.text()).then((code) => {
+              const table = /export const ZH|const ZH = \\{([^]*?)\\n\\};/.exec(code)[1];
+              const keys = new Set([...table.matchAll(/^  ('(?:[^'\\\\]|\\\\.)*'):/gm)].map((m) => m[1]));
+              const rest = code.replace(table, '');
+              const asked = new Set([...rest.matchAll(/\\b(?:tr|setWords)\\((?:[\\w$.()'-]+, )?('(?:[^'\\\\]|\\\\.)*')[,)]/g)]
+                .map((m) => m[1]));
+              return fetch('./').then((reply) => reply.text()).then((html) => [
+                [...asked].filter((each) => !keys.has(each)),
+                [...keys].filter((each) => !rest.includes(each.slice(1, -1)) &&
+                  !html.includes(each.slice(1, -1)) &&
+                  !rest.replace(/' \\+\\s*'/g, '').includes(each.slice(1, -1)))]);
+            })""")
+        self.assertEqual((missing, unused), ([], []))
+
+    def test_nothing_is_clipped_after_a_failure(self):
+        self.start("atomic", count="4", pause="0")
+        self.browser.wait("document.querySelector('#requests').textContent.includes('FETCH ADD')",
+                          "the longest names")
+        self.start("write", count="0", pause="200")
+        self.browser.wait(f"{PACKETS}.length > 4", "packets")
+        self.browser.click("[data-fault='Wrong R_Key']")
+        result = "document.querySelector('#transfer-state')"
+        self.browser.wait(f"{result}.textContent.includes('remote access error')", "the program's last words")
+        self.browser.wait("document.querySelector('#requests').textContent.includes('REM_ACCESS_ERR')",
+                          "the status of the work request")
+        self.browser.script("window.verbenaLab.model.sums.packets = 12345678; "
+                            "window.verbenaLab.model.sums.done = 12345678; "
+                            "window.verbenaLab.version = -1; window.verbenaLab.wantDrawing()")
+        for words in ("5 % loss", "Duplicate", "Damage", "Delay 50 ms"):
+            self.browser.click(f"[data-fault='{words}']")
+        self.browser.wait("document.querySelectorAll('#rules .chip').length === 5", "the rules")
+        for width, height in ((1280, 800), (1920, 1080)):
+            self.browser.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                             deviceScaleFactor=1, mobile=False)
+            time.sleep(0.3)
+            clipped = self.browser.script("""
+                return [...document.querySelectorAll('button, .region div, .region header, .owner, ' +
+                    '#transfer-state, .rule, .notice, h2, figcaption, .chip')]
+                  .filter((e) => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 ||
+                    e.getBoundingClientRect().right > innerWidth) &&
+                    getComputedStyle(e).display !== 'inline').map((e) => e.outerHTML.slice(0, 120))
+                  .concat([...document.querySelectorAll('#requests text')].filter((e) => {
+                    const text = e.getBoundingClientRect();
+                    const all = document.querySelector('#requests svg').getBoundingClientRect();
+                    return text.right > all.right + 1 || text.left < all.left - 1;
+                  }).map((e) => e.textContent))""")
+            self.assertEqual(clipped, [], f"at {width}x{height}")
+            rows = self.browser.script(
+                "return [document.querySelector('header').offsetHeight, document.querySelector('#steps')"
+                ".offsetHeight, document.querySelector('button').offsetHeight]")
+            self.assertLess(rows[0], 2 * rows[2], "the top is one row")
+            self.assertLess(rows[1], 5 * rows[2], "what is active takes few rows")
+        self.browser.cdp("Emulation.setDeviceMetricsOverride", width=1280, height=800,
+                         deviceScaleFactor=1, mobile=False)
+
+    def test_ended_queue_pairs_keep_their_counts(self):
+        self.start("send", count="4", pause="200")
+        transfer = "window.verbenaLab.model.state.transfer"
+        self.browser.wait(f"!{transfer}.running && {transfer}.output.includes('sent')", "its end")
+        self.browser.wait("document.querySelector('#left .owner').textContent.includes('ended')", "the end")
+        rings = self.browser.script("return [...document.querySelectorAll('#left .qp:first-of-type .ring')]"
+                                    ".map((e) => e.textContent.trim())")
+        self.assertEqual([ring[:2] for ring in rings], ["SQ", "RQ", "CQ"])
+        self.assertIn("Σ4", rings[2])
+
+    def test_read_is_acknowledged_by_its_last_response(self):
+        self.browser.click("#hold")
+        self.browser.wait("!document.querySelector('#step').disabled", "the hold rule")
+        self.start("read", size="4096", count="1")
+        for done in range(5):  # the request, and four responses
+            self.browser.wait(f"{PACKETS}.filter((row) => row.opcode.includes('READ')).length > "
+                              f"{min(done, 1)}", "a packet" )
+            self.assertEqual(self.browser.script(
+                "return [...window.verbenaLab.model.qps.values()].flatMap((qp) => qp.requests)"
+                ".filter((wr) => wr.acked !== null).length"), 0, f"after {done} steps")
+            self.browser.click("#step")
+            self.browser.wait(f"{PACKETS}.filter((row) => row.fate === 'arrived').length === {done + 1}",
+                              "its arrival")
+        self.browser.wait("[...window.verbenaLab.model.qps.values()].flatMap((qp) => qp.requests)"
+                          ".some((wr) => wr.acked !== null && wr.done !== null)", "its completion")
+        self.browser.click("#hold")
+        self.browser.wait("document.querySelector('#step').disabled", "the end of holding")
+
     def test_keyboard_chooses_rows_and_says_what_they_are(self):
         self.start("read", count="1")
         self.browser.wait(f"{PACKETS}.some((row) => row.opcode.includes('READ_RESPONSE'))", "packets")
@@ -251,6 +366,26 @@ class LabPage(PageTest):
                 break
         details = self.browser.script("return document.querySelector('#details').textContent")
         self.assertRegex(details, r"READ REQUEST.*PSN 100.*R_Key 0x")
+
+
+class PlainUser(unittest.TestCase):
+
+    def test_page_says_why_a_plain_user_of_a_system_wide_daemon_sees_no_packets(self):
+        own = vt.Daemon(start=False)
+        self.addCleanup(own.close)
+        daemon = RefusingDaemon(os.path.join(own.folder, "verbena", "t.sock"))
+        self.addCleanup(daemon.close)
+        with Lab(own) as lab, Browser() as browser:
+            browser.open(lab.url)
+            browser.wait("!document.querySelector('#notice').hidden", "the notice")
+            for words, language in (("members of its group", "zh"), ("它的组", "en")):
+                self.assertIn(words, browser.script("return document.querySelector('#notice').textContent"))
+                browser.click("#language")
+                browser.wait(f"document.documentElement.lang.startsWith('{language}')", "the language")
+            self.assertIn("see above", browser.script("return document.querySelector('#ladder').textContent"))
+            self.assertTrue(browser.script(
+                "return [...document.querySelectorAll('#faults button')].every((e) => e.disabled)"))
+            self.assertEqual([entry for entry in browser.logs("browser") if entry["level"] == "SEVERE"], [])
 
 
 @unittest.skipUnless(os.environ.get("AXE_CORE"), "AXE_CORE is not the path of axe.min.js")
@@ -275,6 +410,10 @@ class Accessibility(PageTest):
         for _ in range(2):
             self.assertEqual(self.findings(), [])
             self.browser.click("#theme")
+        self.browser.click("#language")
+        self.browser.wait("document.documentElement.lang === 'zh-CN'", "the other language")
+        self.assertEqual(self.findings(), [])
+        self.browser.click("#language")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import unittest
 from urllib.parse import urlsplit
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "..", "apps", "lib")]
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "apps", "lib")]
 
 import verbena_testing as vt  # noqa: E402
+from refusing_daemon import RefusingDaemon  # noqa: E402
 
 
 class LabServer(unittest.TestCase):
@@ -112,6 +113,39 @@ class LabServer(unittest.TestCase):
                              ["verbena0", "verbena1"])
         finally:
             connection.close()
+
+    # What the page asks for while many packets go.
+    def test_trace_with_a_limit_is_the_end_of_the_whole_trace(self):
+        self.assertEqual(self.post("start", '{"kind":"send","count":20,"pause_ms":0}')[0], 200)
+        end = time.monotonic() + 30
+        while "wr_id 19" not in self.daemon.command("trace")[1] and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(0.5)  # Both programs have ended: nothing is added.
+        whole = self.daemon.json("trace")
+        self.assertGreater(len(whole), 60)
+        for last in (1, 7, 50, len(whole), 2 * len(whole)):
+            self.assertEqual(self.daemon.json("trace", "--last", last), whole[-last:], last)
+
+    def test_events_say_that_this_user_may_not_see_packets(self):
+        own = vt.Daemon(start=False)
+        self.addCleanup(own.close)
+        daemon = RefusingDaemon(os.path.join(own.folder, "verbena", "t.sock"))
+        self.addCleanup(daemon.close)
+        lab = vt.Program([own.verbena, "lab", "--no-open"], 60, environment=own.environment)
+        self.addCleanup(lab.close)
+        self.assertTrue(lab.wait_for(r"http://\S+/", 30), lab.describe())
+        url = urlsplit(re.search(r"http://\S+/", lab.output).group(0))
+        connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=20)
+        self.addCleanup(connection.close)
+        connection.request("GET", url.path + "events")
+        answer = connection.getresponse()
+        text = b""
+        end = time.monotonic() + 20
+        while b"event: state\ndata: " not in text or not text.endswith(b"\n\n"):
+            self.assertLess(time.monotonic(), end, text)
+            text += answer.read1(65536)
+        state = json.loads(text.split(b"event: state\ndata: ")[1].split(b"\n")[0])
+        self.assertIn("members of its group", state["refused"])
 
     def test_report_is_one_file_that_holds_the_trace(self):
         status, answer = self.post("start", '{"kind":"send","count":2}')

@@ -18,6 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kPause(100);
 // While more happens than can be shown: what is asked for costs the daemon time.
 constexpr std::chrono::milliseconds kLongPause(500);
+constexpr int64_t kQuietNs = 950'000'000;
 constexpr int kNiceness = 10;
 constexpr int kEventsPerRound = 1500;
 constexpr int kEventsWhenBusy = 400;
@@ -227,6 +228,7 @@ bool Feed::TakeTrace() {
   const Reply reply = client_.Request({{"op", "trace"},
                                        {"after_ns", std::max<int64_t>(0, last_ns_ - kOverlapNs)},
                                        {"limit", limit}});
+  refused_ = reply.kind == Reply::Kind::kRefused ? reply.error : std::string();
   if (!reply.ok()) return reply.kind == Reply::Kind::kRefused;
   const Json& events = ArrayField(reply.json, "events");
   if (events.empty()) {
@@ -255,7 +257,15 @@ bool Feed::TakeState() {
   }
   Json state = LookAt(&client_, status_);
   if (state.empty()) return false;
+  if (!refused_.empty()) state["refused"] = refused_;
   extra_(&state);
+  // A page draws what it is sent: nothing new is said once a second.
+  const int64_t now = IntegerField(state, "t");
+  state.erase("t");
+  if (state == shown_ && now - shown_ns_ < kQuietNs) return true;
+  shown_ = state;
+  shown_ns_ = now;
+  state["t"] = now;
   Publish("state", state);
   return true;
 }

@@ -84,9 +84,12 @@ class Feed {
   // Of the thread.
   ControlClient client_;
   Json status_;
+  Json shown_;  // the last state, without its time
+  int64_t shown_ns_ = 0;
   int rounds_ = 0;
   int64_t last_ns_ = 0;
   bool saturated_ = false;
+  std::string refused_;                 // why the daemon shows this user no packets
   std::map<std::string, int> overlap_;  // events near last_ns_, and how many of each
   std::thread thread_;
 };

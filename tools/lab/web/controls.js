@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Buttons and forms: transfers, stepping, faults, replay, export.
-import {byId, el, list, number, text} from './text.js';
+import {byId, el, list, number, setWords, text, tr} from './text.js';
 import {command} from './source.js';
 
 const TRANSFERS = [
@@ -44,12 +44,18 @@ function select(label, id, options, chosen) {
       el('option', {value, selected: value === chosen}, name))));
 }
 
+// What the lab says of a transfer that failed, in the page's language.
+function failure(result) {
+  const status = /^an end has failed \(status (\d+)\)$/.exec(result);
+  return status ? tr('an end has failed (status {0})', status[1]) : result;
+}
+
 export class Controls {
   constructor(model, places, tell) {
     this.model = model;
     this.tell = tell;
     this.slowTimer = 0;
-    this.chips = el('span', {class: 'chips', id: 'rules', 'aria-label': 'Active rules'});
+    this.chips = el('span', {class: 'chips', id: 'rules', role: 'group', 'aria-label': 'Active rules'});
     this.transferState = el('span', {class: 'dim', id: 'transfer-state', role: 'status'});
     this.buildTransfers(places.transfers, places);
     this.buildFaults(places.faults);
@@ -119,13 +125,23 @@ export class Controls {
       input.addEventListener('input', () => { byId('f-rule').value = this.composed(); });
     }
     place.append(
-      group('Faults', FAULTS.map(([name, rule, title]) => {
-        const each = button(name, `${title}: ${rule.replace('%data', 'opcode=…')}`,
+      group('Faults', FAULTS.map(([name, rule]) => {
+        const each = button(name, null,
           () => this.add(rule.replace('%data', this.dataClass())));
         each.dataset.fault = name;
         return each;
       }), el('details', {class: 'more'}, el('summary', {}, 'Rule…'), form)));
     byId('f-rule').value = 'drop';
+  }
+
+  // In the page's language, which may have changed.
+  words() {
+    for (const [name, rule, title] of FAULTS) {
+      document.querySelector(`[data-fault="${name}"]`).title =
+        `${tr(title)}: ${rule.replace('%data', 'opcode=…')}`;
+    }
+    this.drawnRules = null;
+    this.draw();
   }
 
   composed() {
@@ -197,19 +213,27 @@ export class Controls {
     if (wanted !== this.drawnRules) {
       this.drawnRules = wanted;
       this.chips.replaceChildren(...(rules.length ? rules.map((rule) => el('span', {class: 'chip'},
-        `${number(rule.id)}: ${text(rule.rule)} · ${number(rule.hits)} hit${rule.hits === 1 ? '' : 's'} `,
-        el('button', {type: 'button', 'aria-label': `Remove rule ${number(rule.id)}`,
+        el('span', {class: 'rule'}, `${number(rule.id)}: ${text(rule.rule)} · ${
+          tr(rule.hits === 1 ? '{0} hit' : '{0} hits', number(rule.hits))} `),
+        el('button', {type: 'button', 'aria-label': tr('Remove rule {0}', number(rule.id)),
           on: {click: () => this.run('fault_clear', {id: rule.id})}}, '✕')))
-        : [el('span', {class: 'dim'}, 'no rule: every packet arrives')]));
+        : [el('span', {class: 'dim'}, tr('no rule: every packet arrives'))]));
+    }
+    // Who may not see packets may not disturb them either.
+    const refused = Boolean(text(state.refused));
+    for (const each of document.querySelectorAll('#steps button, #steps select, #faults button')) {
+      each.disabled = refused;
     }
     const holding = Boolean(this.heldRule());
     byId('hold').setAttribute('aria-pressed', String(holding));
-    byId('hold').textContent = holding ? 'Release all' : 'Hold packets';
-    byId('step').disabled = byId('step10').disabled = !holding;
+    setWords(byId('hold'), holding ? 'Release all' : 'Hold packets');
+    byId('step').disabled = byId('step10').disabled = !holding || refused;
     const transfer = state.transfer || {};
-    const output = text(transfer.output).trim().split('\n').pop();
+    // The program's last words, without the folder that it is in.
+    const output = text(transfer.output).trim().split('\n').pop().replace(/^\/\S*\//, '');
     this.transferState.textContent = transfer.running
-      ? `running: ${text(transfer.kind)}` : text(transfer.result) || output;
+      ? tr('running: {0}', text(transfer.kind))
+      : [failure(text(transfer.result)), output].filter(Boolean).join(': ');
     this.transferState.title = text(transfer.output);
     this.transferState.classList.toggle('bad', Boolean(transfer.result));
     for (const each of document.querySelectorAll('[data-transfer]')) {
@@ -247,10 +271,10 @@ export class ReplayBar {
   }
   draw() {
     const {replay} = this;
-    this.playButton.textContent = replay.playing ? 'Pause' : 'Play';
+    setWords(this.playButton, replay.playing ? 'Pause' : 'Play');
     this.range.value = String(replay.length ? 1000 * (replay.time - replay.begin) / replay.length : 0);
-    this.clock.textContent = `${((replay.time - replay.begin) / 1e9).toFixed(4)} s of ${
-      (replay.length / 1e9).toFixed(3)} s`;
+    this.clock.textContent = tr('{0} s of {1} s', ((replay.time - replay.begin) / 1e9).toFixed(4),
+      (replay.length / 1e9).toFixed(3));
   }
 }
 
@@ -268,7 +292,7 @@ export async function standalone(model) {
   const run = JSON.stringify(model.recording()).replaceAll('<', '\\u003c');
   const mark = '{"verbena_run":' + 'null}';
   const reply = await fetch('standalone.txt');
-  if (!reply.ok) throw new Error('the lab does not answer');
+  if (!reply.ok) throw new Error(tr('the lab does not answer'));
   const page = await reply.text();
   return page.replace(mark, () => run);
 }

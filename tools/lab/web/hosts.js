@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The hosts: queues that fill and drain, registered memory with its keys, the QP state machine.
-import {bytesText, el, hex, list, number, opcodeText, svg, text} from './text.js';
+import {bytesText, el, hex, list, number, opcodeText, svg, text, tr} from './text.js';
 
 const CELLS = 12;
 const QPS_SHOWN = 3;
@@ -25,8 +25,9 @@ function ring(name, title, waiting, underway, total, capacity) {
     const kind = age * scale < underway ? 'underway' : age * scale < busy ? 'waiting' : 'free';
     cells.push(el('span', {class: `cell ${kind}`}));
   }
-  const words = `${title}: ${waiting} waiting` + (underway ? `, ${underway} under way` : '') +
-    `, ${total} so far` + (capacity ? `, room for ${capacity}` : '');
+  const words = [tr('{0}: {1} waiting', tr(title), waiting),
+    underway && tr('{0} under way', underway), tr('{0} so far', total),
+    capacity && tr('room for {0}', capacity)].filter(Boolean).join(tr(', '));
   return el('div', {class: 'ring', role: 'img', 'aria-label': words, title: words},
     el('span', {class: 'ring-name'}, name), el('span', {class: 'cells'}, cells),
     el('span', {class: 'ring-count'}, busy ? `${busy}` : '', el('small', {}, ` Σ${total}`)));
@@ -37,6 +38,8 @@ function queuesOf(model, qp) {
   if (!listed) {
     const sent = qp.open.filter((wr) => wr.sent !== null).length;
     return [ring('SQ', 'Send queue', qp.open.length - sent, sent, qp.posted),
+      // Receives are not in the trace until they are completed: as many as it was seen to have.
+      ring('RQ', 'Receive queue', 0, 0, Math.max(qp.rqPosted, qp.received)),
       ring('CQ', 'Completion queue', 0, 0, qp.completed + qp.received)];
   }
   const fetched = number(listed.sq_posted) - number(listed.sq_fetched);
@@ -52,7 +55,7 @@ function queuesOf(model, qp) {
   const cqs = list(model.state && model.state.cq).filter((cq) => cq.pid === listed.pid &&
     cq.device === listed.device && number(cq.qps) > 0).slice(0, 2);
   for (const cq of cqs) {
-    rings.push(ring('CQ', `Completion queue ${cq.cqn}`,
+    rings.push(ring('CQ', 'Completion queue',
       Math.max(0, number(cq.written) - number(cq.read)), 0, number(cq.written), number(cq.cqe)));
   }
   return rings;
@@ -66,7 +69,7 @@ function srqOf(model, listed) {
 
 function qpBlock(model, qp) {
   const bad = qp.state === 'ERR' || qp.state === 'SQE';
-  const owner = (qp.comm ? `${qp.comm} (pid ${qp.pid})` : '') + (qp.listed ? '' : ' ended');
+  const owner = (qp.comm ? `${qp.comm} (pid ${qp.pid})` : '') + (qp.listed ? '' : ` ${tr('ended')}`);
   return el('section', {class: 'qp'},
     el('header', {},
       el('strong', {}, `QP ${hex(qp.qpn)}`), el('span', {class: 'dim'}, ` ${qp.type}`),
@@ -113,13 +116,15 @@ class Memory {
     const last = touches[touches.length - 1];
     const lines = this.dump(region, now);
     return el('section', {class: `region${last ? ' touched' : ''}`},
-      el('header', {}, el('strong', {}, `key ${hex(region.rkey)}`),
-        el('span', {class: 'dim'}, ` ${bytesText(number(region.length))} at ${hex(region.address)}`)),
-      el('div', {class: 'rights'}, rights.length ? rights.join(' · ') : 'local read only',
+      el('header', {}, el('strong', {}, `${tr('key')} ${hex(region.rkey)}`)),
+      el('div', {class: 'dim place'}, tr('{0} at {1}', bytesText(number(region.length)),
+        hex(region.address))),
+      el('div', {class: 'rights'}, rights.length ? rights.map((name) => tr(name)).join(' · ')
+        : tr('local read only'),
         last ? el('span', {class: 'touch'},
           ` ${opcodeText(last.opcode)} +${number(last.address) - number(region.iova)}`) : null),
       lines.length ? el('div', {class: 'bytes', role: 'img',
-        'aria-label': 'The first bytes of this memory'}, lines) : null);
+        'aria-label': tr('The first bytes of this memory')}, lines) : null);
   }
 }
 
@@ -147,24 +152,30 @@ export class Hosts {
         children.push(el('header', {class: 'host-name'}, el('h2', {}, name),
           el('span', {class: 'dim'}, [text(nic.ipv4), text(nic.host)].filter(Boolean).join(' · '))));
       }
-      if (names.size === 0) children.push(el('h2', {}, side ? 'no second NIC' : 'no NIC'));
+      if (names.size === 0) children.push(el('h2', {}, tr(side ? 'no second NIC' : 'no NIC')));
       const mine = bySide[side];
       children.push(...mine.slice(0, QPS_SHOWN).map((qp) => qpBlock(model, qp)));
+      if (mine.length > 0) {
+        children.push(el('p', {class: 'dim legend'}, el('i', {class: 'waiting'}), tr('waits'),
+          el('i', {class: 'underway'}), tr('under way'), el('b', {}, 'Σ'), tr('in total')));
+      }
       if (mine.length > QPS_SHOWN) {
-        children.push(el('p', {class: 'dim'}, `and ${mine.length - QPS_SHOWN} more QPs: choose one above`));
+        children.push(el('p', {class: 'dim'},
+          tr('and {0} more QPs: choose one above', mine.length - QPS_SHOWN)));
       }
       if (mine.length === 0) {
-        children.push(el('p', {class: 'dim'}, 'No queue pair here yet. Start a transfer, or run any ' +
-          'RDMA program with verbena run.'));
+        children.push(el('p', {class: 'dim'}, tr(
+          'No queue pair here yet. Start a transfer, or run any RDMA program with verbena run.')));
       }
       const pids = new Set(mine.map((qp) => qp.pid));
       const regions = [...pids].flatMap((pid) => model.memory.get(pid) || []).filter((region) =>
         names.has(region.device));
-      if (regions.length > 0) children.push(el('h3', {}, 'Registered memory'));
+      if (regions.length > 0) children.push(el('h3', {}, tr('Registered memory')));
       children.push(...regions.slice(0, REGIONS_SHOWN).map((region) =>
         this.memory.block(model, region)));
       if (regions.length > REGIONS_SHOWN) {
-        children.push(el('p', {class: 'dim'}, `and ${regions.length - REGIONS_SHOWN} more regions`));
+        children.push(el('p', {class: 'dim'},
+          tr('and {0} more regions', regions.length - REGIONS_SHOWN)));
       }
       place.replaceChildren(...children);
     });
@@ -184,7 +195,8 @@ export function stateMachine(qps) {
     here.get(qp.state).push(i);
     for (const state of qp.visited) visited.add(state);
   });
-  const words = qps.slice(0, 2).map((qp) => `QP ${hex(qp.qpn)} is in ${qp.state || '?'}`).join(', ');
+  const words = qps.slice(0, 2).map((qp) => tr('QP {0} is in {1}', hex(qp.qpn), qp.state || '?'))
+    .join(tr(', '));
   const boxes = Object.entries(STATES).map(([name, [x, y]]) => {
     const now = here.has(name);
     const kind = now ? (name === 'ERR' || name === 'SQE' ? 'now bad' : 'now') : visited.has(name)
@@ -203,7 +215,7 @@ export function stateMachine(qps) {
   ways.push(svg('path', {class: 'way dashed', d: 'M216 84H155', 'marker-end': 'url(#way-head)'}),
     svg('path', {class: 'way dashed', d: 'M220 34L155 68', 'marker-end': 'url(#way-head)'}));
   return svg('svg', {viewBox: '4 2 396 106', class: 'machine', role: 'img',
-    'aria-label': words || 'No QP'},
+    'aria-label': words || tr('No QP')},
   svg('defs', {}, svg('marker', {id: 'way-head', viewBox: '0 0 8 8', refX: 1, refY: 4,
     markerWidth: 7, markerHeight: 7, orient: 'auto'}, svg('path', {d: 'M0 0L8 4L0 8Z'}))),
   ways, boxes);

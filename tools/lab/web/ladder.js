@@ -2,7 +2,7 @@
 //
 // The packet ladder: a row for each packet and for what happens at its ends. Only the rows that
 // can be seen are elements, so that many thousands cost nothing.
-import {bytesText, el, hex, meaning, opcodeText, svg, timeText} from './text.js';
+import {bytesText, el, hex, meaning, opcodeText, svg, timeText, tr} from './text.js';
 
 const ROW_REM = 2.1;
 const MARGIN_ROWS = 4;
@@ -22,6 +22,7 @@ export class Ladder {
     this.picture = svg('svg', {class: 'ladder-picture', role: 'img',
       'aria-label': 'Packet ladder; the list of what is selected is below it'});
     this.space.append(this.picture);
+    this.emptyWords = '';  // what an empty ladder says
     viewport.append(this.space);
     viewport.addEventListener('scroll', () => {
       const atEnd = viewport.scrollTop + viewport.clientHeight >= viewport.scrollHeight - 4;
@@ -108,6 +109,10 @@ export class Ladder {
     for (let i = first; i < last; ++i) {
       parts.push(this.row(this.shown[i], (i - first) * height, height, place, i));
     }
+    if (this.shown.length === 0 && this.emptyWords) {
+      parts.push(...this.emptyWords.split('\n').map((line, i) => svg('text', {class: 'gap',
+        x: (place.left + place.right) / 2, y: height * (2 + 0.75 * i)}, line)));
+    }
     this.picture.replaceChildren(...parts);
   }
 
@@ -125,7 +130,7 @@ export class Ladder {
     }
     if (row.type === 'gap') {
       children.push(svg('text', {x: (place.left + place.right) / 2, y: middle + height * 0.16,
-        class: 'gap'}, '⋯ more happened here than the page is shown ⋯'));
+        class: 'gap'}, tr('⋯ more happened here than the page is shown ⋯')));
     } else if (row.type === 'note') {
       children.push(...this.note(row, middle, height, place));
     } else {
@@ -144,7 +149,7 @@ export class Ladder {
     return [
       svg('circle', {cx: x, cy: middle, r: height * 0.13, class: `dot ${row.kind}`}),
       svg('text', {x: x + side * height * 0.35, y: middle + height * 0.16,
-        class: `note ${row.kind} ${right ? 'end' : 'begin'}`}, row.text),
+        class: `note ${row.kind} ${right ? 'end' : 'begin'}`}, tr(row.text)),
     ];
   }
 
@@ -165,12 +170,12 @@ export class Ladder {
     parts.push(`PSN ${row.psn}`);
     if (row.bytes > 0) parts.push(bytesText(row.bytes));
     let label = parts.join(' · ');
-    if (row.again) label = `↻ again: ${label}`;
-    const rules = row.rules.map(({id}) => `rule ${id} ${this.model.actionOf(id)}`.trim());
-    if (fate === 'lost') label += ` ✗ lost${rules.length ? ` (${rules[0]})` : ''}`;
-    else if (fate === 'held') label += ' ‖ held';
-    else if (fate === 'refused') label += ` ✗ refused: ${row.reason}`;
-    else if (fate === 'away') label += ' (left, not seen to arrive)';
+    if (row.again) label = `↻ ${tr('again: {0}', label)}`;
+    const rules = row.rules.map(({id}) => `${tr('rule {0}', id)} ${this.model.actionOf(id)}`.trim());
+    if (fate === 'lost') label += ` ✗ ${tr('lost')}${rules.length ? ` (${rules[0]})` : ''}`;
+    else if (fate === 'held') label += ` ‖ ${tr('held')}`;
+    else if (fate === 'refused') label += ` ✗ ${tr('refused: {0}', row.reason)}`;
+    else if (fate === 'away') label += ` ${tr('(left, not seen to arrive)')}`;
     else if (rules.length) label += ` (${rules[0]})`;
     if (row.copies) label += ` ×${row.copies + 1}`;
     return label;
@@ -230,32 +235,36 @@ export class Ladder {
     const row = this.selected;
     if (!row) {
       this.details.replaceChildren(el('span', {class: 'dim'},
-        'Choose a row (click, or ↑ ↓ in the ladder) to read what it is.'));
+        tr('Choose a row (click, or ↑ ↓ in the ladder) to read what it is.')));
       return;
     }
     if (row.type !== 'packet') {
-      this.details.replaceChildren(el('strong', {}, row.type === 'gap' ? 'A gap' : row.text),
-        el('span', {}, row.qpn ? ` — QP ${hex(row.qpn)} of ${row.device}` : ''));
+      this.details.replaceChildren(el('strong', {}, row.type === 'gap' ? tr('A gap') : tr(row.text)),
+        el('span', {}, row.qpn ? ` — ${tr('QP {0} of {1}', hex(row.qpn), row.device)}` : ''));
       return;
     }
     const fate = this.model.fateOf(row);
     const facts = [`PSN ${row.psn}`, `QP ${hex(row.qpn)} → ${hex(row.to)}`,
-      `${row.bytes} bytes of payload`];
+      tr('{0} bytes of payload', row.bytes)];
     if (row.aeth) facts.push(row.aeth.text, `MSN ${row.msn}`);
     if (typeof row.address === 'number') {
-      facts.push(`address ${hex(row.address)}`, `R_Key ${hex(row.rkey)}`);
+      facts.push(`${tr('address')} ${hex(row.address)}`, `R_Key ${hex(row.rkey)}`);
     }
-    if (row.ackReq) facts.push('asks for an ACK');
-    if (row.again) facts.push('sent again');
-    if (row.arrived && fate === 'arrived') facts.push(`arrived after ${timeText(row.arrived - row.t)}`);
+    if (row.ackReq) facts.push(tr('asks for an ACK'));
+    if (row.again) facts.push(tr('sent again'));
+    if (row.arrived && fate === 'arrived') {
+      facts.push(tr('arrived after {0}', timeText(row.arrived - row.t)));
+    }
     for (const {id, side} of row.rules) {
-      facts.push(`rule ${id} on ${side}: ${this.model.ruleTexts.get(id) || 'removed since'}`);
+      facts.push(tr('rule {0} on {1}: {2}', id, side,
+        this.model.ruleTexts.get(id) || tr('removed since')));
     }
-    if (fate === 'lost') facts.push('lost');
-    if (fate === 'held') facts.push('held: Step lets it go');
-    if (fate === 'refused') facts.push(`refused: ${row.reason}`);
+    if (fate === 'lost') facts.push(tr('lost'));
+    if (fate === 'held') facts.push(tr('held: Step lets it go'));
+    if (fate === 'refused') facts.push(tr('refused: {0}', row.reason));
     this.details.replaceChildren(el('strong', {}, row.opcode.replaceAll('_', ' ')),
-      el('span', {}, ` — ${facts.join(' · ')}. `), el('span', {class: 'dim'}, meaning(row.opcode)));
+      el('span', {}, ` — ${facts.join(' · ')}${tr('. ')}`),
+      el('span', {class: 'dim'}, meaning(row.opcode)));
   }
 
   // The rows that pass the filter (at most the last `most`) as a picture of its own.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Puts the page together.
-import {byId, el, hex} from './text.js';
+import {byId, chooseLanguage, el, hex, localize, setWords, text, tr} from './text.js';
 import {Model} from './model.js';
 import {Ladder} from './ladder.js';
 import {Hosts, stateMachine} from './hosts.js';
@@ -15,7 +15,7 @@ function theme() {
   const wanted = new URLSearchParams(location.search).get('theme');
   const choose = (name) => {
     document.documentElement.dataset.theme = name;
-    byId('theme').textContent = name === 'dark' ? 'Light' : 'Dark';
+    setWords(byId('theme'), name === 'dark' ? 'Light' : 'Dark');
   };
   const system = matchMedia('(prefers-color-scheme: dark)');
   choose(wanted === 'dark' || wanted === 'light' ? wanted : system.matches ? 'dark' : 'light');
@@ -49,6 +49,45 @@ class Page {
     new ResizeObserver(() => this.ladder.draw()).observe(byId('ladder'));
     if (run) this.startReplay(run, change); else this.startLive(change);
     document.addEventListener('keydown', (event) => this.key(event));
+    byId('language').addEventListener('click', () => this.setLanguage(
+      document.documentElement.lang === 'en' ? 'zh' : 'en'));
+    this.setLanguage(chooseLanguage());
+  }
+
+  // Everything again in that language.
+  setLanguage(name) {
+    chooseLanguage(name);
+    localize(document.body);
+    // The name of the other language, in that language.
+    byId('language').textContent = name === 'en' ? '中文' : 'English';
+    byId('language').lang = name === 'en' ? 'zh-CN' : 'en';
+    if (this.controls) this.controls.words();
+    this.pairs = '';
+    this.drawEmpty();
+    this.ladder.draw();
+    this.ladder.describe();
+    this.version = -1;
+    this.slowDrawn = 0;
+    this.wantDrawing();
+  }
+
+  // Why there is nothing to see.
+  drawEmpty() {
+    const refused = Boolean(text(this.model.state && this.model.state.refused));
+    byId('notice').hidden = !refused;
+    if (refused) {
+      const words = tr('You see only the queues and memory of your own programs. This daemon serves ' +
+        'the whole machine: its packets, counters and faults are shown to root, to its own user and ' +
+        'to members of its group (verbena up --system --group). Ask to become a member, or look ' +
+        'at a daemon of your own: verbena lab --name mine.');
+      if (byId('notice').textContent !== words) byId('notice').textContent = words;
+    }
+    const words = this.replay ? '' : refused ? tr('Packets are not shown to you: see above.')
+      : tr('Nothing has been sent yet.') + '\n' +
+        tr('Start a transfer above, or run any RDMA program:') + '\nverbena run -- ib_write_bw -d verbena0';
+    if (this.ladder.emptyWords === words) return;
+    this.ladder.emptyWords = words;
+    this.ladder.draw();
   }
 
   startReplay(run, change) {
@@ -74,11 +113,14 @@ class Page {
     this.live = new Live(this.model, change, (kind, words) => this.setStatus(kind, words));
     byId('pause').addEventListener('click', () => {
       this.live.paused = !this.live.paused;
-      byId('pause').textContent = this.live.paused ? 'Go on' : 'Freeze';
+      setWords(byId('pause'), this.live.paused ? 'Go on' : 'Freeze');
       byId('pause').setAttribute('aria-pressed', String(this.live.paused));
     });
     byId('clear').addEventListener('click', () => {
+      // What there is now stays known.
+      const {state} = this.model;
       this.model.clear();
+      this.model.addState(state);
       this.ladder.reset();
       change();
     });
@@ -114,9 +156,10 @@ class Page {
     this.wantDrawing();
   }
 
+  // `words` in English.
   setStatus(kind, words) {
     byId('status').className = `status ${kind}`;
-    if (byId('status-text').textContent !== words) byId('status-text').textContent = words;
+    setWords(byId('status-text'), words);
   }
 
   tell(sentence, bad) {
@@ -166,9 +209,11 @@ class Page {
         `${qp.device} ${hex(qp.qpn)}: ${qp.state || '?'}`)));
     byId('requests').replaceChildren(requestTimeline(this.filter
       ? this.model.shownQps(this.filter) : [...this.model.qps.values()], this.model.now));
-    byId('plots').replaceChildren(...plots(this.model.points));
-    byId('packets').textContent = `${this.model.sums.packets} packets, ${
-      this.model.sums.again} sent again, ${this.model.sums.done} work requests done`;
+    byId('plots').replaceChildren(...plots(this.model.points, !this.replay));
+    const {packets, again, done} = this.model.sums;
+    byId('packets').textContent = [tr('packets: {0}', packets), tr('sent again: {0}', again),
+      tr('work requests done: {0}', done)].join(' · ');
+    this.drawEmpty();
     this.tellNews();
   }
 
@@ -198,7 +243,7 @@ class Page {
     const wanted = JSON.stringify([...pairs]);
     if (wanted === this.pairs || document.activeElement === byId('filter')) return;
     this.pairs = wanted;
-    byId('filter').replaceChildren(el('option', {value: ''}, 'all queue pairs'),
+    byId('filter').replaceChildren(el('option', {value: ''}, tr('all queue pairs')),
       ...[...pairs].map(([value, name]) => el('option', {value}, name)));
     byId('filter').value = this.filter;
   }
@@ -211,6 +256,7 @@ class Page {
 }
 
 function start() {
+  chooseLanguage();
   theme();
   let run = null;
   const element = byId('run');
@@ -221,7 +267,7 @@ function start() {
       run = {};
     }
     if (!run || run.version !== 1) {
-      byId('status-text').textContent = 'there is no run in this page';
+      byId('status-text').textContent = tr('there is no run in this page');
       run = {version: 1, events: [], states: []};
     }
   }

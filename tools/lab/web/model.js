@@ -2,13 +2,13 @@
 //
 // What is known of a run: QPs, ladder rows, work requests, series for the plots. Fed with the
 // daemon's events and states in order of time, live or from a recording.
-import {list, number, syndrome, text} from './text.js';
+import {hex, list, number, syndrome, text, tr} from './text.js';
 
 const MOST_ROWS = 24000;
 const MOST_EVENTS = 60000;
 const MOST_STATES = 2400;
 const MOST_REQUESTS = 400;  // of a QP
-const MOST_POINTS = 240;
+const MOST_POINTS = 330;  // a minute, five in a second
 const PSN_MASK = 0xffffff;
 // No two rings have quite the same time.
 const LATE_NS = 300e6;
@@ -55,7 +55,7 @@ export class Model {
     if (!qp) {
       qp = {qpn: number, device: device || '', peer: 0, state: '', type: '', comm: '', pid: 0,
         requests: [], toSend: [], open: [], received: 0, posted: 0, completed: 0, errors: 0,
-        maxPsn: null, acked: null, visited: new Set(), listed: null, lastSeen: 0};
+        maxPsn: null, acked: null, visited: new Set(), listed: null, rqPosted: 0, lastSeen: 0};
       this.qps.set(number, qp);
     }
     if (device) qp.device = device;
@@ -107,7 +107,7 @@ export class Model {
       case 'state': return this.stateChange(event, t, qpn);
       case 'timer':
         this.addNote(t, qpn, event.device, 'timer', 'timer ran out');
-        this.say('A timer ran out: packets are sent again.');
+        this.say(tr('A timer ran out: packets are sent again.'));
         return;
       case 'async_event':
         this.addNote(t, qpn, event.device, 'bad', `event ${text(event.type)}`);
@@ -157,7 +157,7 @@ export class Model {
     ++this.sums.packets;
     if (row.again) ++this.sums.again;
     if (aeth && aeth.kind !== 'ack') this.say(`${aeth.text}, PSN ${row.psn}.`);
-    if (row.again) this.say(`PSN ${row.psn} is sent again.`);
+    if (row.again) this.say(tr('PSN {0} is sent again.', row.psn));
     if (typeof row.address === 'number') {
       this.touched.push({t, rkey: row.rkey, address: row.address, opcode: row.opcode,
         bytes: row.bytes});
@@ -221,9 +221,11 @@ export class Model {
     if (!aeth) return;
     const psn = number(event.psn);
     if (aeth.kind === 'ack' && (qp.acked === null || psnDistance(psn, qp.acked) > 0)) qp.acked = psn;
+    // The first of several responses answers what was before its READ; the last one the READ.
+    const upTo = /READ_RESPONSE_FIRST/.test(row.opcode) ? psn - 1 : psn;
     for (const wr of qp.requests) {
       if (wr.acked !== null || wr.psn === null) continue;
-      if (aeth.kind === 'ack' && psnDistance(psn, wr.lastPsn) >= 0) wr.acked = t;
+      if (aeth.kind === 'ack' && psnDistance(upTo, wr.lastPsn) >= 0) wr.acked = t;
       if (aeth.kind !== 'ack' && wr.done === null && psnDistance(psn, wr.psn) >= 0 &&
           psnDistance(wr.lastPsn, psn) >= 0) wr.naks.push(t);
     }
@@ -240,7 +242,7 @@ export class Model {
     row.fate = 'refused';
     row.arrived = t;
     row.reason = reason;
-    this.say(`PSN ${row.psn} was refused: ${reason}.`);
+    this.say(tr('PSN {0} was refused: {1}.', row.psn, reason));
   }
 
   fault(event, t, qpn) {
@@ -256,7 +258,7 @@ export class Model {
         reason: ''});
     }
     row.rules.push({id: rule, t, side: text(event.side)});
-    this.say(`Rule ${rule} hits PSN ${row.psn}.`);
+    this.say(tr('Rule {0} hits PSN {1}.', rule, row.psn));
   }
 
   // What a rule does: "drop"; "" if it is not known.
@@ -309,7 +311,7 @@ export class Model {
     if (!good) ++qp.errors;
     this.addNote(t, qpn, event.device, good ? 'done' : 'bad',
       `CQE ${text(event.opcode)} ${status}, wr_id ${shortId(id)}`);
-    if (!good) this.say(`Completion with ${status}.`);
+    if (!good) this.say(tr('Completion with {0}.', status));
   }
 
   stateChange(event, t, qpn) {
@@ -326,7 +328,7 @@ export class Model {
     qp.visited.add(qp.state);
     this.addNote(t, qpn, event.device, qp.state === 'ERR' || qp.state === 'SQE' ? 'bad' : 'state',
       `${text(event.from)} → ${qp.state}`);
-    this.say(`QP ${qpn} is in ${qp.state}.`);
+    this.say(tr('QP {0} is in {1}.', hex(qpn), qp.state));
   }
 
   // In flight as the PSNs say it.
@@ -347,6 +349,7 @@ export class Model {
       const qp = this.qp(number(item.qpn), text(item.device));
       listed.add(qp.qpn);
       qp.listed = item;
+      qp.rqPosted = number(item.rq_posted);
       qp.state = text(item.state, qp.state);
       qp.visited.add(qp.state);
       qp.type = text(item.type);
@@ -411,7 +414,15 @@ export class Model {
   shownQps(filter) {
     let qps = [...this.qps.values()].filter((qp) => qp.device);
     const living = qps.filter((qp) => qp.listed);
-    if (living.length > 0) qps = living;
+    if (living.length > 0) {
+      qps = living;
+    } else if (!filter && qps.length > 0) {
+      // What has ended: the last one's two programs.
+      const last = qps.reduce((a, b) => (b.lastSeen > a.lastSeen ? b : a));
+      const peer = this.qps.get(last.peer);
+      const pids = [last.pid, peer ? peer.pid : 0];
+      if (last.pid) qps = qps.filter((qp) => pids.includes(qp.pid));
+    }
     if (filter) qps = qps.filter((qp) => this.pairOf(qp.qpn) === filter);
     return qps.sort((a, b) => b.lastSeen - a.lastSeen || a.qpn - b.qpn);
   }

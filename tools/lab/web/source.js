@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where a run comes from: the daemon, by server-sent events, or a recording in the page.
-import {list} from './text.js';
+import {list, tr} from './text.js';
 
 export class Live {
   constructor(model, onChange, onStatus) {
@@ -49,7 +49,7 @@ export async function command(name, body = {}) {
     reply = await fetch(`api/${name}`, {method: 'POST', body: JSON.stringify(body),
       headers: {'Content-Type': 'application/json'}});
   } catch {
-    throw new Error('the lab does not answer');
+    throw new Error(tr('the lab does not answer'));
   }
   const answer = await reply.json().catch(() => ({}));
   if (!reply.ok) throw new Error(answer.error || `status ${reply.status}`);

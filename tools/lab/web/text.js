@@ -2,6 +2,58 @@
 //
 // Elements and words. Text that comes from applications only ever becomes text nodes.
 
+import {ZH} from './zh.js';
+
+const TABLES = {en: {}, zh: ZH};
+let language = 'en';
+
+// The page's language: what the address asks for (?lang=zh), else the browser's.
+export function chooseLanguage(wanted) {
+  const asked = wanted || new URLSearchParams(location.search).get('lang') || navigator.language || '';
+  language = asked.toLowerCase().startsWith('zh') ? 'zh' : 'en';
+  document.documentElement.lang = language === 'zh' ? 'zh-CN' : 'en';
+  return language;
+}
+
+// An English sentence in the page's language; {0}, {1} are replaced by the other arguments.
+export function tr(english, ...values) {
+  const sentence = Object.hasOwn(TABLES[language], english) ? TABLES[language][english] : english;
+  return values.length === 0 ? sentence
+    : sentence.replace(/\{(\d)\}/g, (_, i) => String(values[Number(i)]));
+}
+
+const WORDS = ['title', 'aria-label'];
+const originals = new WeakMap();  // node: its English text; of an element: of its attributes
+
+// Puts the fixed texts below an element into the page's language.
+export function localize(root) {
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_ELEMENT | NodeFilter.SHOW_TEXT);
+  for (let node = root; node; node = walker.nextNode()) {
+    if (node.nodeType === Node.TEXT_NODE) {
+      if (!originals.has(node)) originals.set(node, node.data);
+      const [, before, words, after] = /^(\s*)([^]*?)(\s*)$/.exec(originals.get(node));
+      const wanted = before + tr(words) + after;
+      if (node.data !== wanted) node.data = wanted;
+      continue;
+    }
+    for (const name of WORDS) {
+      if (!node.hasAttribute(name)) continue;
+      if (!originals.has(node)) originals.set(node, {});
+      const known = originals.get(node);
+      known[name] ??= node.getAttribute(name);
+      node.setAttribute(name, tr(known[name]));
+    }
+  }
+}
+
+// A fixed text that changes: given in English, shown in the page's language.
+export function setWords(node, english) {
+  if (node.dataset.words === english) return;
+  node.dataset.words = english;
+  node.textContent = english;
+  localize(node);
+}
+
 const SVG_NAMESPACE = 'http://www.w3.org/2000/svg';
 
 function fill(node, attributes, children) {
@@ -65,6 +117,7 @@ export function timeText(ns) {
 // RC_RDMA_WRITE_FIRST -> WRITE FIRST; the service is said elsewhere.
 export function opcodeText(opcode) {
   return opcode.replace(/^(RC|UC|UD|XRC)_/, '').replace(/^RDMA_/, '').replace('ACKNOWLEDGE', 'ACK')
+    .replace(/^ATOMIC_CMP_AND_SWP/, 'CMP_SWAP').replace(/^ATOMIC_FETCH_AND_ADD/, 'FETCH_ADD')
     .replaceAll('_', ' ');
 }
 
@@ -74,15 +127,15 @@ const RNR_MS = [655.36, .01, .02, .03, .04, .06, .08, .12, .16, .24, .32, .48, .
 const NAK_NAMES = ['PSN sequence error', 'invalid request', 'remote access error',
   'remote operational error', 'invalid RD request'];
 
-// What the AETH says; null without one.
+// What the AETH says, in the language of the moment; null without one.
 export function syndrome(packet) {
   if (typeof packet.syndrome !== 'number') return null;
   const code = packet.syndrome & 31;
   switch (packet.syndrome >> 5) {
     case 0: return {kind: 'ack', text: 'ACK'};
-    case 1: return {kind: 'rnr', text: `RNR NAK, wait ${RNR_MS[code]} ms`};
-    case 3: return {kind: 'nak', text: `NAK: ${NAK_NAMES[code] || 'code ' + code}`};
-    default: return {kind: 'nak', text: 'reserved syndrome'};
+    case 1: return {kind: 'rnr', get text() { return tr('RNR NAK, wait {0} ms', RNR_MS[code]); }};
+    case 3: return {kind: 'nak', get text() { return `NAK: ${tr(NAK_NAMES[code] || 'unknown code')}`; }};
+    default: return {kind: 'nak', get text() { return tr('reserved syndrome'); }};
   }
 }
 
@@ -103,10 +156,10 @@ export function meaning(opcode) {
     [/^CNP/, 'Congestion: please send more slowly.'],
   ];
   const parts = [
-    [/FIRST/, ' The first packet of a message.'], [/MIDDLE/, ' In the middle of a message.'],
-    [/LAST/, ' The last packet of a message.'],
+    [/FIRST/, 'The first packet of a message.'], [/MIDDLE/, 'In the middle of a message.'],
+    [/LAST/, 'The last packet of a message.'],
   ];
   const said = words.find(([pattern]) => pattern.test(name));
   const part = parts.find(([pattern]) => pattern.test(name));
-  return (said ? said[1] : '') + (part ? part[1] : '');
+  return [said, part].filter(Boolean).map(([, words]) => tr(words)).join(' ');
 }
