@@ -210,7 +210,7 @@ class Daemon:
             print(self.dump(), file=sys.stderr)
         self.close()
 
-    def command(self, *arguments, limit=20.0):
+    def command(self, *arguments, limit=60.0):
         return run([self.verbena, *arguments], limit, environment=self.environment)
 
     def json(self, *arguments):
