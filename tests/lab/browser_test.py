@@ -227,6 +227,17 @@ class LabPage(PageTest):
         self.assertLess(count[1], 100)
         self.assertLess(count[2], 5000)
 
+    # States without news are not sent: the rate is that of the time in which there was some.
+    def test_rate_begins_where_something_began(self):
+        rates = self.browser.script("""
+            const model = window.verbenaLab.model;
+            model.clear();
+            const counters = (words) => ({verbena0: {counters: {port_xmit_data: words}}});
+            model.addState({t: 1e9, counters: counters(0)});
+            model.addState({t: 2e9, same_until: 18e8, counters: counters(250)});
+            return model.points.map((point) => Math.round(point.bytes));""")
+        self.assertEqual(rates, [0, 5000])
+
     def test_names_from_applications_are_text(self):
         evil = "<img src=x onerror=alert(1)>"
         self.browser.script("""

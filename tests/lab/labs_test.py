@@ -83,6 +83,29 @@ class Labs(unittest.TestCase):
                 self.assertGreaterEqual(text.count("<summary>"), 3, f"{language}/{name}")
 
 
+    # What the labs tell people to click on is written on the page, in both languages.
+    def test_labs_name_the_buttons_as_the_page_does(self):
+        page = "".join(open(path, encoding="utf-8").read() for path in web_files())
+        table = dict(re.findall(r"^  '(.+?)': '(.+?)',$", page, re.MULTILINE))
+        for language, parts in (("en", ("## On the page", "## In a terminal")),
+                                ("zh", ("## 在页面上", "## 在终端里"))):
+            labels = table if language == "en" else {*table.values(), "中文"}
+            seen = 0
+            for name in names(language):
+                text = read(language, name)
+                if parts[0] not in text:
+                    continue
+                for label in re.findall(r"\*\*(.+?)\*\*", text.split(parts[0])[1].split(parts[1])[0]):
+                    self.assertIn(label, labels, f"{language}/{name}")
+                    seen += 1
+            self.assertGreater(seen, 20, language)
+
+
+def web_files():
+    root = os.path.join(LABS, "..", "..", "tools", "lab", "web")
+    return [os.path.join(root, name) for name in sorted(os.listdir(root)) if name.endswith(".js")]
+
+
 def case(name):
 
     def test(self):

@@ -262,9 +262,16 @@ bool Feed::TakeState() {
   // A page draws what it is sent: nothing new is said once a second.
   const int64_t now = IntegerField(state, "t");
   state.erase("t");
-  if (state == shown_ && now - shown_ns_ < kQuietNs) return true;
+  if (state == shown_) {
+    same_ns_ = now;
+    if (now - shown_ns_ < kQuietNs) return true;
+  }
   shown_ = state;
   shown_ns_ = now;
+  // Rates begin where something began to change.
+  if (const int64_t same = std::exchange(same_ns_, 0); same != 0 && same != now) {
+    state["same_until"] = same;
+  }
   state["t"] = now;
   Publish("state", state);
   return true;

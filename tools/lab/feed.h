@@ -86,6 +86,7 @@ class Feed {
   Json status_;
   Json shown_;  // the last state, without its time
   int64_t shown_ns_ = 0;
+  int64_t same_ns_ = 0;  // when a state was last like it, but not shown; 0: never
   int rounds_ = 0;
   int64_t last_ns_ = 0;
   bool saturated_ = false;

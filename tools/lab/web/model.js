@@ -341,6 +341,8 @@ export class Model {
     if (!state || typeof state.t !== 'number') return;
     this.states.push(state);
     if (this.states.length > MOST_STATES) this.states.splice(0, MOST_STATES / 5);
+    const same = number(state.same_until);
+    if (this.state && same > this.lastSample) this.sample(same, this.state.counters);
     this.state = state;
     for (const rule of list(state.rules).filter(Boolean)) this.ruleTexts.set(number(rule.id), text(rule.rule));
     const listed = new Set();
