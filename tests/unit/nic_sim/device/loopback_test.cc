@@ -233,6 +233,11 @@ TEST_P(ConnectedPair, WrongLkeyIsALocalProtectionError) {
 }
 
 TEST_P(ConnectedPair, ProducerBeyondTheRingIsIgnored) {
+  // What stands in the rings would be carried out.
+  for (uint32_t i = 0; i < a_qp.sq_slots; ++i) {
+    a->WriteSend(a_qp, Wqe(WrOpcode::kRdmaWrite, i), {From(8)});
+  }
+  a->WriteRecv(a_qp, 7, {From(8)});
   auto& record = a->page().qp[a_qp.handle];
   record.sq_producer.store(0x7fffffff);
   record.rq_producer.store(0x80000000);
@@ -243,6 +248,8 @@ TEST_P(ConnectedPair, ProducerBeyondTheRingIsIgnored) {
   EXPECT_FALSE(a->Poll(a_cq, 50).has_value());
   // The other application goes on.
   b->WriteSend(b_qp, Wqe(WrOpcode::kSend, 12), {});
+  b->Ring(b_qp);
+  EXPECT_FALSE(a->Poll(a_cq, 50).has_value()) << "nothing is posted";
   EXPECT_EQ(TheDevice()->List("qp")["items"].size(), 2u);
 }
 
