@@ -37,11 +37,6 @@ uint64_t ToBe64(uint64_t v) {
 
 void StoreGid(const Gid& gid, void* to) { std::memcpy(to, gid.bytes().data(), Gid::kBytes); }
 
-template <typename T>
-std::span<const std::byte> ObjectBytes(const T& object) {
-  return std::as_bytes(std::span(&object, 1));
-}
-
 // An address of the commands that name its size, which must be right.
 std::optional<SocketAddress> LoadSized(const __kernel_sockaddr_storage& storage, uint16_t size) {
   const auto address = SocketAddress::Load(ObjectBytes(storage));
@@ -185,14 +180,16 @@ int CmAgent::State::ResolveRecord(CmIdRecord& record, const SocketAddress* sourc
     to.ip = to.family == kFamilyInet ? Gid::FromIpv4(0x7f000001) : Gid(one);
   }
   constexpr uint8_t kAddrError = 1;
-  if (const auto status = platform_.InjectedStatus(record.file, kAddrError)) {
+  Route route;
+  const int no_route = router_.Find(to, record.local, record.source, &route);
+  const auto nic = no_route == 0 ? std::optional<uint32_t>(route.local.nic) : std::nullopt;
+  if (const auto status = platform_.InjectedStatus(record.file, kAddrError, nic)) {
     record.destination = to;
     record.state = CmIdState::kAddrQuery;
     FinishResolve(record, -*status);
     return 0;
   }
-  Route route;
-  if (const int error = router_.Find(to, record.local, record.source, &route)) return error;
+  if (no_route != 0) return no_route;
   const bool removed = IsRemoved(route.local.nic);
   bool pending = false;
   if (route.needs_reach && !removed) {
@@ -279,7 +276,7 @@ int CmAgent::State::ResolveRoute(const Request& request) {
   if (record == nullptr) return ENOENT;
   if (record->state != CmIdState::kAddrResolved) return EINVAL;
   constexpr uint8_t kRouteError = 3;
-  if (const auto status = platform_.InjectedStatus(record->file, kRouteError)) {
+  if (const auto status = platform_.InjectedStatus(record->file, kRouteError, record->local->nic)) {
     QueuePlain(*record, kRouteError, *status);
     return 0;
   }

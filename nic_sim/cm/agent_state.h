@@ -135,6 +135,9 @@ class CmAgent::State {
   void RemoveNic(uint32_t nic, transport::Time now);
   void RestoreNic(uint32_t nic);
   void AnnounceAddressChange(uint32_t nic, transport::Time now);
+  void SetGids(uint32_t nic, std::vector<CmNic::Address> gids);
+  // Where a command (bytes of a write) of the id leads; empty: to none, or unknown.
+  std::optional<uint32_t> NicOf(CmFileId file, std::span<const std::byte> bytes) const;
 
   transport::CmProtocol& protocol() { return protocol_; }
   const std::unordered_map<CmFileId, CmFileRecord>& files() const { return files_; }
@@ -290,6 +293,11 @@ template <typename T>
 void CmAgent::State::Answer(const Request& request, const T& value) {
   const auto* p = reinterpret_cast<const std::byte*>(&value);
   request.reply->response.assign(p, p + std::min(request.out, sizeof(value)));
+}
+
+template <typename T>
+std::span<const std::byte> ObjectBytes(const T& object) {
+  return std::as_bytes(std::span(&object, 1));
 }
 
 // The bytes of an array of the ABI.

@@ -405,6 +405,12 @@ void CmAgent::RestoreNic(uint32_t nic) { state_->RestoreNic(nic); }
 void CmAgent::AnnounceAddressChange(uint32_t nic, Time now) {
   state_->AnnounceAddressChange(nic, now);
 }
+void CmAgent::SetGids(uint32_t nic, std::vector<CmNic::Address> gids) {
+  state_->SetGids(nic, std::move(gids));
+}
+std::optional<uint32_t> CmAgent::NicOf(CmFileId file, std::span<const std::byte> bytes) const {
+  return state_->NicOf(file, bytes);
+}
 void CmAgent::HandleTimeout(Time now) { state_->HandleTimeout(now); }
 bool CmAgent::PollMad(MadPacket* mad) { return state_->protocol().PollMad(mad); }
 bool CmAgent::PollNotification(CmNotification* notification) {

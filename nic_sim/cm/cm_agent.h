@@ -57,10 +57,11 @@ class CmPlatform {
   enum class Reach { kReachable, kPending, kUnreachable };
   virtual Reach Resolve(uint32_t nic, const transport::Gid& destination) = 0;
 
-  // A fault rule wants a step of this file's application to end with `event`
-  // (enum rdma_cm_event_type: ADDR_ERROR, ROUTE_ERROR, CONNECT_ERROR, UNREACHABLE or
+  // A fault rule wants a step of this file's application, on `nic` if that is known, to end with
+  // `event` (enum rdma_cm_event_type: ADDR_ERROR, ROUTE_ERROR, CONNECT_ERROR, UNREACHABLE or
   // REJECTED): the event's status, or nothing.
-  virtual std::optional<int32_t> InjectedStatus(uint32_t /*file*/, uint8_t /*event*/) {
+  virtual std::optional<int32_t> InjectedStatus(uint32_t /*file*/, uint8_t /*event*/,
+                                                std::optional<uint32_t> /*nic*/) {
     return std::nullopt;
   }
 
@@ -136,6 +137,10 @@ class CmAgent {
   // GET_EVENT never waits: EAGAIN if there is no event.
   CmReply Write(CmFileId file, std::span<const std::byte> bytes, transport::Time now);
 
+  // The NIC that such a write is about: what its id is bound to, or will be by it. Empty: none
+  // yet, or there is no such id.
+  std::optional<uint32_t> NicOf(CmFileId file, std::span<const std::byte> bytes) const;
+
   // Events queued in `file`.
   size_t pending_events(CmFileId file) const;
 
@@ -156,6 +161,9 @@ class CmAgent {
   // The netdev of the NIC has another link-layer address (on Linux: its bond
   // failed over): ADDR_CHANGE for each id bound to it. Ids stay as they are.
   void AnnounceAddressChange(uint32_t nic, transport::Time now);
+
+  // Its GID table is another, of the same size. Ids keep the address that they have.
+  void SetGids(uint32_t nic, std::vector<CmNic::Address> gids);
 
   // Outputs.
   bool PollMad(transport::MadPacket* mad);

@@ -192,7 +192,7 @@ int CmAgent::State::Connect(const Request& request) {
   if (record->state != CmIdState::kRouteResolved || record->cm != 0) return EINVAL;
   // CONNECT_ERROR, UNREACHABLE, REJECTED: the id may try again.
   for (const uint8_t event : {uint8_t{6}, uint8_t{7}, uint8_t{8}}) {
-    const auto status = platform_.InjectedStatus(record->file, event);
+    const auto status = platform_.InjectedStatus(record->file, event, record->local->nic);
     if (!status) continue;
     QueuePlain(*record, event, *status);
     return 0;

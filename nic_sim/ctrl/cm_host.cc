@@ -57,10 +57,14 @@ CmFileId CmHost::OpenFile(const CmClient& client) {
   return file;
 }
 
-// Of all NICs: ids need not be bound to one.
-std::optional<int32_t> CmHost::InjectedStatus(uint32_t file, uint8_t event) {
+FaultSubject CmHost::SubjectOf(CmFileId file, std::optional<uint32_t> nic) {
+  return {.nic = nic.value_or(FaultSubject::kNoNic), .app = apps_[file], .qpn = 0, .nth_qp = 0};
+}
+
+std::optional<int32_t> CmHost::InjectedStatus(uint32_t file, uint8_t event,
+                                              std::optional<uint32_t> nic) {
   if (faults_ == nullptr || !faults_->wants(DeviceFaults::kAtCm)) return std::nullopt;
-  return faults_->OnCm(event, {.nic = 0, .app = apps_[file], .qpn = 0, .nth_qp = 0}, Now());
+  return faults_->OnCm(event, SubjectOf(file, nic), Now());
 }
 
 void CmHost::CloseFile(CmFileId file) {
@@ -73,11 +77,11 @@ CmReply CmHost::Write(CmFileId file, std::span<const std::byte> bytes) {
   uint32_t command = 0;  // first in rdma_ucm_cmd_hdr
   if (faults_ != nullptr && faults_->wants(DeviceFaults::kAtCm) && bytes.size() >= sizeof command) {
     std::memcpy(&command, bytes.data(), sizeof command);
-    const int error =
-        command > 0xff
-            ? 0
-            : faults_->OnVerb(static_cast<uint16_t>(kVerbRdmaCm + command),
-                              {.nic = 0, .app = apps_[file], .qpn = 0, .nth_qp = 0}, Now());
+    int error = 0;
+    if (command <= 0xff) {
+      error = faults_->OnVerb(static_cast<uint16_t>(kVerbRdmaCm + command),
+                              SubjectOf(file, agent_->NicOf(file, bytes)), Now());
+    }
     if (error != 0) return {.error = error, .response = {}};
   }
   CmReply reply = agent_->Write(file, bytes, Now());
@@ -100,6 +104,11 @@ void CmHost::RestoreNic(uint32_t nic) { agent_->RestoreNic(nic); }
 void CmHost::AnnounceAddressChange(uint32_t nic) {
   agent_->AnnounceAddressChange(nic, Now());
   Wake();
+}
+
+void CmHost::SetGids(uint32_t nic, std::vector<CmNic::Address> gids) {
+  if (nic < nics_.size()) nics_[nic].gids = gids;
+  agent_->SetGids(nic, std::move(gids));
 }
 
 void CmHost::HandlePackets() {

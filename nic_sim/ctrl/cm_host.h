@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -56,6 +57,7 @@ class CmHost final : public CmService, private CmPlatform {
   void RemoveNic(uint32_t nic) override;
   void RestoreNic(uint32_t nic) override;
   void AnnounceAddressChange(uint32_t nic) override;
+  void SetGids(uint32_t nic, std::vector<CmNic::Address> gids) override;
   int notification_fd() const override { return wake_.get(); }
   int timer_fd() const override { return timer_.get(); }
   void HandleTimer() override;
@@ -67,15 +69,17 @@ class CmHost final : public CmService, private CmPlatform {
   bool IsHostAddress(const transport::Gid& address) override;
   Reach Resolve(uint32_t nic, const transport::Gid& destination) override;
   uint32_t Random() override;
-  std::optional<int32_t> InjectedStatus(uint32_t file, uint8_t event) override;
+  std::optional<int32_t> InjectedStatus(uint32_t file, uint8_t event,
+                                        std::optional<uint32_t> nic) override;
   void JoinGroup(uint32_t nic, const transport::Gid& group) override;
   void LeaveGroup(uint32_t nic, const transport::Gid& group) override;
 
+  FaultSubject SubjectOf(CmFileId file, std::optional<uint32_t> nic);
   void Drain();
   void Send(const transport::MadPacket& mad);
   void Wake();
 
-  const std::vector<CmNic> nics_;
+  std::vector<CmNic> nics_;
   CmMadPort* const port_;
   DeviceFaults* const faults_;
   std::map<CmFileId, std::string> apps_;  // process names

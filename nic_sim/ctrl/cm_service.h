@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "nic_sim/cm/cm_agent.h"
 
@@ -29,6 +30,8 @@ class CmService {
   virtual void RemoveNic([[maybe_unused]] uint32_t nic) {}
   virtual void RestoreNic([[maybe_unused]] uint32_t nic) {}
   virtual void AnnounceAddressChange([[maybe_unused]] uint32_t nic) {}
+  virtual void SetGids([[maybe_unused]] uint32_t nic,
+                       [[maybe_unused]] std::vector<CmNic::Address> gids) {}
 
   // Non-blocking eventfd, readable when others than these calls (packets,
   // timers) have caused notifications. Constant, owned by the service.

@@ -16,6 +16,14 @@
 namespace verbena::nic {
 namespace {
 
+std::vector<CmNic::Address> AddressesOf(const NicInfo& info) {
+  std::vector<CmNic::Address> addresses;
+  for (size_t gid = 0; gid < info.gids.size(); ++gid) {
+    addresses.push_back({info.gids[gid], info.prefixes[gid]});
+  }
+  return addresses;
+}
+
 std::vector<CmNic> MakeCmNics(const Device& device) {
   std::vector<CmNic> nics;
   for (size_t i = 0; i < device.nic_count(); ++i) {
@@ -25,9 +33,7 @@ std::vector<CmNic> MakeCmNics(const Device& device) {
     nic.node_guid = info.node_guid;
     nic.ack_delay = static_cast<uint8_t>(device.attributes(i).local_ca_ack_delay);
     nic.mtu = transport::PmtuFromBytes(info.active_mtu).value_or(nic.mtu);
-    for (size_t gid = 0; gid < info.gids.size(); ++gid) {
-      nic.gids.push_back({info.gids[gid], info.prefixes[gid]});
-    }
+    nic.gids = AddressesOf(info);
     nics.push_back(std::move(nic));
   }
   return nics;
@@ -65,6 +71,7 @@ class DeviceHardware final : public Hardware {
   nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const override {
     return device_.Trace(qpn, after_ns, limit);
   }
+  std::vector<TraceEvent> TraceEvents() const override { return device_.TraceEvents(); }
 
   uint32_t AddRule(std::string_view text, std::string* error, std::string* field) override {
     const uint32_t id = device_.AddRule(text, error, field);
@@ -87,6 +94,9 @@ class DeviceHardware final : public Hardware {
             break;
           case NicChange::kAddress:
             cm.AnnounceAddressChange(nic);
+            break;
+          case NicChange::kGids:
+            cm.SetGids(nic, AddressesOf(device_.nic_info(nic)));
             break;
         }
       }

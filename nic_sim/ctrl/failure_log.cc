@@ -8,33 +8,26 @@
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "nic_sim/trace/explain.h"
+#include "nic_sim/trace/failure_events.h"
 #include "nic_sim/trace/failure_signal.h"
+#include "nic_sim/trace/trace_json.h"
 
 namespace verbena::nic {
 namespace {
 
 constexpr int kSettleMs = 100;  // until the peer's side of it is in the trace
 constexpr int kPauseMs = 1000;  // between two looks
-constexpr size_t kMostQps = 8;  // of one look
-constexpr size_t kMostEvents = 100'000;
-
-bool IsFailure(const Json& event) {
-  if (TextField(event, "event") == "completion") {
-    const std::string status = TextField(event, "status");
-    return status != "SUCCESS" && status != "WR_FLUSH_ERR";
-  }
-  const std::string type = TextField(event, "type");
-  return TextField(event, "event") == "async_event" &&
-         (type == "QP_FATAL" || type == "QP_REQ_ERR" || type == "QP_ACCESS_ERR");
-}
+constexpr int kNice = 10;
 
 std::string WallClock() {
   const time_t now = time(nullptr);
@@ -48,6 +41,9 @@ std::string WallClock() {
 
 FailureLog::FailureLog(Hardware* hardware, std::string path)
     : hardware_(hardware), path_(std::move(path)) {
+  for (size_t i = 0; i < hardware_->nic_count(); ++i) {
+    devices_.push_back(hardware_->nic_info(i).device);
+  }
   unlink(path_.c_str());
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -84,31 +80,42 @@ void FailureLog::Run() {
   }
 }
 
+// The events are copied out fast, as they are locked meanwhile; what takes long has time.
 void FailureLog::Look() {
-  const Json trace = hardware_->Trace({}, 0, kMostEvents);
+  const std::vector<TraceEvent> events = hardware_->TraceEvents();
+  const auto explain = [&] {
+    for (const FailedQp& one : CollectFailures(events, &seen_ns_)) Tell(one);
+  };
+  try {
+    // A thread of its own, as none gets its priority back.
+    std::thread([&] {
+      [[maybe_unused]] const int ignored =
+          setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+      explain();
+      timespec used = {};
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+      spdlog::debug("failures of {} events explained in {} us of CPU", events.size(),
+                    used.tv_sec * 1'000'000 + used.tv_nsec / 1000);
+    }).join();
+  } catch (const std::system_error&) {
+    explain();
+  }
+}
+
+void FailureLog::Tell(const FailedQp& failed) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const TraceEvent& event : failed.events) {
+    list.push_back(
+        ToJson(event, event.port < devices_.size() ? devices_[event.port] : std::string()));
+  }
+  const Json events = list;
   const Json rules = hardware_->ListRules();
-  const auto events = trace.find("events");
-  if (events == trace.end() || !events->is_array()) return;
-  // Of each QP the first failure that is new: what came later followed from it.
-  std::vector<std::pair<uint32_t, std::string>> failed;
-  int64_t last_ns = seen_ns_;
-  for (const Json& event : *events) {
-    const int64_t time_ns = IntegerField(event, "time_ns");
-    if (time_ns <= seen_ns_ || !IsFailure(event)) continue;
-    last_ns = std::max(last_ns, time_ns);
-    const auto qpn = static_cast<uint32_t>(IntegerField(event, "qpn"));
-    const bool known = std::any_of(failed.begin(), failed.end(),
-                                   [&](const auto& one) { return one.first == qpn; });
-    if (!known && failed.size() < kMostQps) failed.emplace_back(qpn, TextField(event, "device"));
-  }
-  seen_ns_ = last_ns;
-  for (const auto& [qpn, device] : failed) {
-    const Explanation found = Explain(*events, rules, qpn);
-    if (found.status.empty()) continue;
-    spdlog::warn("QP {:#08x} of {} failed: {}: {}; see {}", qpn, device, found.status, found.what,
-                 path_);
-    Append(fmt::format("=== {} {}\n{}\n", WallClock(), device, ExplanationText(found, qpn)));
-  }
+  const Explanation found = Explain(events, rules, failed.qpn);
+  if (found.status.empty()) return;
+  const std::string device = failed.port < devices_.size() ? devices_[failed.port] : std::string();
+  spdlog::warn("QP {:#08x} of {} failed: {}: {}; see {}", failed.qpn, device, found.status,
+               found.what, path_);
+  Append(fmt::format("=== {} {}\n{}\n", WallClock(), device, ExplanationText(found, failed.qpn)));
 }
 
 void FailureLog::Append(const std::string& text) {

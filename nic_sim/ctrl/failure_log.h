@@ -4,15 +4,17 @@
 // `verbena explain` says of it into a file, and one line into the daemon's log.
 // The file is bounded: it holds the last ones. A thread of its own, which looks
 // at most once a second, some time after the failure (what the peer saw of it
-// belongs to the explanation), and never in the way of packets.
+// belongs to the explanation), at a bounded number of events (failure_events.h),
+// and explains them at low priority: never in the way of packets.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "nic_sim/ctrl/hardware.h"
+#include "nic_sim/trace/failure_events.h"
 
 namespace verbena::nic {
 
@@ -30,12 +32,14 @@ class FailureLog {
  private:
   void Run();
   void Look();
+  void Tell(const FailedQp& failed);
   void Append(const std::string& text);
 
   Hardware* hardware_;
   std::string path_;
-  int wake_fd_ = -1;  // eventfd of FailureSignal
-  int stop_fd_ = -1;  // eventfd
+  std::vector<std::string> devices_;  // by port
+  int wake_fd_ = -1;                  // eventfd of FailureSignal
+  int stop_fd_ = -1;                  // eventfd
   int64_t seen_ns_ = 0;
   std::string kept_;  // the file's content
   std::thread thread_;

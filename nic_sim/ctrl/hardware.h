@@ -16,6 +16,7 @@
 
 #include "nic_sim/abi/commands.h"
 #include "nic_sim/device/context.h"
+#include "nic_sim/trace/trace_ring.h"
 
 namespace verbena::nic {
 
@@ -59,6 +60,8 @@ class Hardware {
   // Device::Trace.
   virtual nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns,
                                size_t limit) const = 0;
+  // Device::TraceEvents.
+  virtual std::vector<TraceEvent> TraceEvents() const { return {}; }
 
   // Fault rules: id > 0, or 0 with a sentence and the key that is wrong (empty: none).
   virtual uint32_t AddRule(std::string_view text, std::string* error, std::string* field) = 0;

@@ -136,7 +136,7 @@ void Qp1Port::OnForeignPackets() {
 
 CmPlatform::Reach Qp1Port::Resolve(uint32_t nic, const Gid& destination) {
   const auto port = static_cast<PortId>(nic);
-  const std::vector<Gid>& gids = fabric_.config(port).gids;
+  const std::vector<Gid> gids = fabric_.gids(port);
   const bool reachable = std::any_of(gids.begin(), gids.end(), [&](const Gid& own) {
     return !own.IsZero() && own.IsV4Mapped() == destination.IsV4Mapped() &&
            fabric_.CanReach(port, own, destination);

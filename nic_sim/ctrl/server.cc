@@ -152,7 +152,13 @@ std::string Server::Impl::Listen(const std::string& path, int signal_fd) {
 // From any thread.
 void Server::Impl::OnNic(uint32_t nic, NicChange change) {
   const std::string& tree = shared_.options.tree;
-  if (change != NicChange::kAddress && !tree.empty()) {
+  if (change == NicChange::kGids && !tree.empty()) {
+    std::vector<NicInfo> nics;
+    for (size_t i = 0; i < shared_.hardware->nic_count(); ++i) {
+      nics.push_back(shared_.hardware->nic_info(i));
+    }
+    UpdateGids(tree, nic, nics, shared_.options.daemon.system);
+  } else if (change != NicChange::kAddress && !tree.empty()) {
     ShowNic(tree, nic, shared_.hardware->nic_info(nic).device, shared_.options.daemon.system,
             change == NicChange::kReturned);
   }

@@ -190,6 +190,28 @@ std::string NetdevLines(size_t index, const NicInfo& nic) {
   return lines;
 }
 
+std::string AllNetdevLines(const std::vector<NicInfo>& nics) {
+  std::string all;
+  for (size_t i = 0; i < nics.size(); ++i) {
+    const std::string lines = NetdevLines(i, nics[i]);
+    if (!lines.empty()) all += (all.empty() ? "" : "\n") + lines;
+  }
+  return all;
+}
+
+// Readers find the old text or the new one, whole.
+void ReplaceFile(const std::string& path, const std::string& text, bool system) {
+  const std::string fresh = path + ".new";
+  unlink(fresh.c_str());
+  const UniqueFd fd(
+      open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid() ||
+      write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+      fchmod(fd.get(), system ? 0644 : 0600) != 0 || rename(fresh.c_str(), path.c_str()) != 0) {
+    unlink(fresh.c_str());
+  }
+}
+
 void WriteNic(TreeWriter* tree, size_t index, const NicInfo& nic, const CounterValues& counters) {
   const std::string parent = fmt::format("sys/devices/virtual/verbena/nic{}", index);
   const std::string device = DeviceFolder(index, nic.device);
@@ -254,11 +276,7 @@ std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& 
     WriteNic(&tree, i, nics[i],
              i < options.counters.size() ? options.counters[i] : CounterValues());
   }
-  std::string netdevs;
-  for (size_t i = 0; i < nics.size(); ++i) {
-    netdevs += (i == 0 ? "" : "\n") + NetdevLines(i, nics[i]);
-  }
-  tree.File("verbena/netdevs", netdevs);
+  tree.File("verbena/netdevs", AllNetdevLines(nics));
   if (options.rdma_cm) WriteRdmaCm(&tree);
   std::string error = tree.error();
   if (error.empty()) {
@@ -297,6 +315,20 @@ void ShowNic(const std::string& path, size_t index, const std::string& device, b
   } else {
     const UniqueFd marker(open(node.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   }
+}
+
+void UpdateGids(const std::string& path, size_t index, const std::vector<NicInfo>& nics,
+                bool system) {
+  const NicInfo& nic = nics[index];
+  const std::string port = path + "/" + DeviceFolder(index, nic.device) + "/ports/1/";
+  for (size_t i = 0; i < nic.gids.size(); ++i) {
+    const std::string netdev = fmt::format("{}gid_attrs/ndevs/{}", port, i);
+    // With the GID there is a netdev: who finds the one finds the other.
+    if (!nic.gids[i].IsZero()) ReplaceFile(netdev, nic.device + "\n", system);
+    ReplaceFile(fmt::format("{}gids/{}", port, i), GidText(nic.gids[i]) + "\n", system);
+    if (nic.gids[i].IsZero()) unlink(netdev.c_str());
+  }
+  ReplaceFile(path + "/verbena/netdevs", AllNetdevLines(nics) + "\n", system);
 }
 
 void UpdateCounters(const std::string& path, size_t nic, const std::string& device,

@@ -46,6 +46,10 @@ std::string WriteSysfsTree(const std::string& path, const std::vector<NicInfo>& 
 void ShowNic(const std::string& path, size_t index, const std::string& device, bool system,
              bool shown);
 
+// Writes the GID table of NIC `index`, and the interfaces' addresses, into a tree that is in use.
+void UpdateGids(const std::string& path, size_t index, const std::vector<NicInfo>& nics,
+                bool system);
+
 // Writes new values into the files of a tree that is in use. What cannot be written stays as it
 // was.
 void UpdateCounters(const std::string& path, size_t nic, const std::string& device,

@@ -83,8 +83,9 @@ struct NicInfo {
   bool present = true;      // false: a fault rule has taken it out
 };
 
-// What a fault rule does to a NIC. kAddress: its netdev has another link-layer address.
-enum class NicChange : uint8_t { kRemoved, kReturned, kAddress };
+// What a fault rule does to a NIC. kAddress: its netdev has another link-layer address;
+// kGids: its GID table is another.
+enum class NicChange : uint8_t { kRemoved, kReturned, kAddress, kGids };
 
 // Descriptors of new ring segments, to go with the reply; owned by the caller.
 using SegmentFds = std::vector<int>;

@@ -87,6 +87,18 @@ IpHost::Config MakeHost(const Nic& nic, const NicIdentity& identity, const NicOp
   return host;
 }
 
+// Of the GIDs as they are now: of one that came with a fault rule the usual length.
+std::vector<uint8_t> Prefixes(const Nic& nic, const std::vector<uint8_t>& configured) {
+  std::vector<uint8_t> prefixes = configured;
+  const std::vector<transport::Gid>& gids = nic.gids();
+  for (size_t i = 1; i < gids.size(); ++i) {
+    const bool same =
+        i <= nic.config().addresses.size() && gids[i] == nic.config().addresses[i - 1];
+    if (!same) prefixes[i] = !gids[i].IsV4Mapped() ? 64 : gids[i].Ipv4() >> 24 == 127 ? 112 : 120;
+  }
+  return prefixes;
+}
+
 // Dotted; empty if the NIC has only IPv6 addresses.
 std::string FirstIpv4(const std::vector<transport::Gid>& gids) {
   for (const transport::Gid& gid : gids) {
@@ -199,7 +211,7 @@ NicInfo Device::nic_info(size_t index) const {
           .mac = nic.config().mac.ToString(),
           .ipv4 = FirstIpv4(nic.gids()),
           .gids = nic.gids(),
-          .prefixes = state_->prefixes[index],
+          .prefixes = Prefixes(nic, state_->prefixes[index]),
           .active = state_->engine->fabric().link_up(nic.port()),
           .port = state_->ports[index],
           .active_mtu = PmtuBytes(state_->engine->fabric().active_mtu(nic.port())),

@@ -28,6 +28,7 @@
 #include "nic_sim/device/context.h"
 #include "nic_sim/fabric/fabric.h"
 #include "nic_sim/port/port_options.h"
+#include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 
 namespace verbena::nic {
@@ -53,6 +54,7 @@ struct DeviceOptions {
   enum class Mode { kAuto, kThreadPerCpu, kSpinning, kManual } mode = Mode::kAuto;
 };
 
+struct DeviceRule;   // nic_sim/faults/device_rule.h
 class DeviceFaults;  // nic_sim/faults/device_faults.h
 
 class Device {
@@ -101,6 +103,8 @@ class Device {
   // {"events": [...]}, oldest first: the last `limit` of QP `qpn` (of all without) that are later
   // than `after_ns`, and hits of fault rules on its packets.
   nlohmann::json Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const;
+  // All of them as they are, in no order; the locks are held for no longer than a copy takes.
+  std::vector<TraceEvent> TraceEvents() const;
 
   // With Mode::kManual: one pass of each shard at the time `now`, which does not
   // go back. Takes their locks. True: there is more to do at the same time.
@@ -129,6 +133,9 @@ class Device {
   Device();
   void UpdateCheckedVerbs();
   void SetPresent(uint32_t nic, bool present);
+  // Of a rule gid_change that begins or ends. For programs the table has changed already
+  // when the event arrives.
+  void ChangeGid(const DeviceRule& rule, uint32_t nic, bool ends);
   void Announce(uint32_t nic, NicChange change);
   struct State;
   std::unique_ptr<State> state_;

@@ -108,6 +108,7 @@ class DeviceContext final : public Context,
   void Remove() { removed_ = true; }
   // Of a rule whose time has come: qp_error, event. Gives the subjects that it hit.
   std::vector<FaultSubject> ApplyFault(const DeviceFaults::Due& due);
+  void ReportGidChange(const Nic& nic);
   FaultSubject fault_subject() const;
 
   const AddressHandle* FindAh(uint32_t handle) const override;

@@ -72,7 +72,7 @@ struct Device::State {
   std::unique_ptr<Engine> engine;
   std::vector<std::unique_ptr<Nic>> nics;
   std::vector<std::string> ports;              // of the NICs, as NicInfo::port
-  std::vector<std::vector<uint8_t>> prefixes;  // as NicInfo::prefixes
+  std::vector<std::vector<uint8_t>> prefixes;  // of the NICs as configured, see NicInfo
   std::atomic<uint32_t> context_count{0};
   mutable std::mutex mutex;                      // what follows
   std::vector<std::shared_ptr<Tenant>> tenants;  // the owner first

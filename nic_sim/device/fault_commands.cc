@@ -112,6 +112,10 @@ std::vector<FaultSubject> DeviceContext::ApplyFault(const DeviceFaults::Due& due
   return hit;
 }
 
+void DeviceContext::ReportGidChange(const Nic& nic) {
+  if (&nic == &nic_) WriteEvent(1, AsyncEventType::kGidChange);
+}
+
 // --- The device
 
 uint32_t Device::AddRule(std::string_view text, std::string* error, std::string* field) {
@@ -152,7 +156,9 @@ uint32_t Device::ClearRules(uint32_t id) {
   UpdateCheckedVerbs();
   for (const DeviceRule& rule : ended) {
     for (const auto& nic : state_->nics) {
-      if (rule.device == nic->config().device) SetPresent(nic->config().index, true);
+      if (rule.device != nic->config().device) continue;
+      if (rule.action == DeviceAction::kRemove) SetPresent(nic->config().index, true);
+      if (rule.action == DeviceAction::kGidChange) ChangeGid(rule, nic->config().index, true);
     }
   }
   Kick();  // packets that were held back are on their way
@@ -181,6 +187,22 @@ void Device::SetPresent(uint32_t nic, bool present) {
   Announce(nic, present ? NicChange::kReturned : NicChange::kRemoved);
 }
 
+void Device::ChangeGid(const DeviceRule& rule, uint32_t index, bool ends) {
+  Nic& nic = *state_->nics[index];
+  const std::vector<transport::Gid>& configured = nic.config().addresses;
+  const size_t entry = *rule.gid_index;
+  transport::Gid gid = rule.gid.value_or(transport::Gid());
+  if (ends) gid = entry <= configured.size() ? configured[entry - 1] : transport::Gid();
+  nic.SetGid(entry, gid);
+  fabric().SetGids(nic.port(), nic.gids());
+  Announce(index, NicChange::kGids);
+  for (const std::shared_ptr<Tenant>& tenant : state_->Tenants()) {
+    const std::lock_guard guard(tenant->shard->lock());
+    tenant->shard->UpdateNow();
+    for (const auto& context : tenant->contexts) context->ReportGidChange(nic);
+  }
+}
+
 void Device::Announce(uint32_t nic, NicChange change) {
   const std::lock_guard guard(state_->watcher_mutex);
   if (state_->watcher) state_->watcher(nic, change);
@@ -205,6 +227,10 @@ void Device::RunTimedFaults(std::optional<Time> at) {
     switch (due.rule.action) {
       case DeviceAction::kRemove:
         SetPresent(*due.nic, due.ends);
+        if (!due.ends) hit.push_back({.nic = *due.nic, .app = {}, .qpn = 0, .nth_qp = 0});
+        break;
+      case DeviceAction::kGidChange:
+        ChangeGid(due.rule, *due.nic, due.ends);
         if (!due.ends) hit.push_back({.nic = *due.nic, .app = {}, .qpn = 0, .nth_qp = 0});
         break;
       case DeviceAction::kAddrChange:

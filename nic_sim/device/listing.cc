@@ -292,6 +292,19 @@ json Device::Dump() const {
           {"counters", Counters("")["devices"]}};
 }
 
+std::vector<TraceEvent> Device::TraceEvents() const {
+  constexpr size_t kUsualRing = 32'768;  // of a shard: no growing under its lock
+  std::vector<TraceEvent> events;
+  const auto copy = [&](const TraceEvent& event) { events.push_back(event); };
+  state_->engine->faults().ForEachHit(copy);
+  ForEachTenant(state_->Tenants(), [&](const Tenant& tenant) {
+    events.reserve(events.size() + kUsualRing);
+    tenant.shard->trace().ForEach(copy);
+  });
+  state_->engine->fabric().ForEachHit(copy);
+  return events;
+}
+
 json Device::Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) const {
   limit = std::max<size_t>(limit, 1);
   std::vector<TraceEvent> events;

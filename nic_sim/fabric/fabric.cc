@@ -37,17 +37,47 @@ PortId Fabric::AddPort(const PortConfig& config) {
   assert(port < kMaxPorts);
   auto added = std::make_unique<State::Port>();
   added->config = config;
+  added->gids = config.gids;
   state.ports.push_back(std::move(added));
   for (const Gid& gid : config.gids) {
     // The first owner of an address keeps it.
     if (!gid.IsZero()) state.ports_by_gid.emplace(gid, port);
   }
-  // Answers of the switch may have changed.
-  state.last_ipv4 = 0;
-  state.last_ipv4_port = State::kNoPort;
-  state.last_ipv6 = Gid();
-  state.last_ipv6_port = State::kNoPort;
+  state.ForgetAnswers();
   return port;
+}
+
+void Fabric::State::ForgetAnswers() {
+  last_ipv4 = 0;
+  last_ipv4_port = kNoPort;
+  last_ipv6 = Gid();
+  last_ipv6_port = kNoPort;
+}
+
+void Fabric::SetGids(PortId port, const std::vector<Gid>& gids) {
+  const std::lock_guard guard(state_->mutex);
+  State& state = *state_;
+  const std::vector<Gid> before = std::exchange(state.ports[port]->gids, gids);
+  for (const Gid& gid : gids) {
+    const bool is_new = std::find(before.begin(), before.end(), gid) == before.end();
+    if (!gid.IsZero() && is_new) state.ports_by_gid[gid] = port;
+  }
+  // What it has given up may be another's.
+  for (const Gid& gid : before) {
+    if (gid.IsZero() || state.FindOwner(gid) != State::kNoPort) continue;
+    for (PortId other = 0; other < state.ports.size(); ++other) {
+      const auto& all = state.ports[other]->gids;
+      if (std::find(all.begin(), all.end(), gid) == all.end()) continue;
+      state.ports_by_gid[gid] = other;
+      break;
+    }
+  }
+  state.ForgetAnswers();
+}
+
+std::vector<Gid> Fabric::gids(PortId port) const {
+  const std::lock_guard guard(state_->mutex);
+  return state_->ports[port]->gids;
 }
 
 size_t Fabric::port_count() const { return state_->ports.size(); }
@@ -158,7 +188,7 @@ void Fabric::RefreshLinks() {
 
 bool Fabric::CanReach(PortId port, const Gid& source, const Gid& destination) const {
   const std::lock_guard guard(state_->mutex);
-  if (state_->FindPort(destination) != State::kNoPort) return true;
+  if (state_->FindOwner(destination) != State::kNoPort) return true;
   const Wire* wire = state_->ports[port]->wire.get();
   return wire != nullptr && wire->CanReach(source, destination);
 }

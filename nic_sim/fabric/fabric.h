@@ -103,7 +103,11 @@ class Fabric {
 
   PortId AddPort(const PortConfig& config);
   size_t port_count() const;
-  const PortConfig& config(PortId port) const;
+  const PortConfig& config(PortId port) const;  // with the GIDs that it was added with
+  // Its GIDs have changed. No new path leads to one that is gone; packets on old ones still
+  // find the port, until another takes the address.
+  void SetGids(PortId port, const std::vector<transport::Gid>& gids);
+  std::vector<transport::Gid> gids(PortId port) const;
   PortCounters counters(PortId port) const;
   // A received packet that its QP did not take.
   void CountReceiveDrop(PortId port, DropReason reason);

@@ -35,6 +35,7 @@ struct Fabric::State {
 
   struct Port {
     PortConfig config;
+    std::vector<transport::Gid> gids;  // as they are now
     PortCounters counters;
     std::array<PortQueue, kInboxes> received;  // by shard
     std::unique_ptr<Wire> wire;                // null: not joined to a netdev
@@ -78,6 +79,14 @@ struct Fabric::State {
     const auto found = ports_by_gid.find(gid);
     return found == ports_by_gid.end() ? kNoPort : found->second;
   }
+  // The port that has `gid` now; FindPort: or had it.
+  PortId FindOwner(const transport::Gid& gid) const {
+    const PortId port = FindPort(gid);
+    if (port == kNoPort) return kNoPort;
+    const auto& gids = ports[port]->gids;
+    return std::find(gids.begin(), gids.end(), gid) == gids.end() ? kNoPort : port;
+  }
+  void ForgetAnswers();  // of the switch: they may have changed
   PortId FindPortOrGroup(const transport::Gid& gid) const {
     return gid.IsMulticast() ? kGroup : FindPort(gid);
   }

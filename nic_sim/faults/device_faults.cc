@@ -45,7 +45,7 @@ uint32_t DeviceFaults::Clear(uint32_t id, std::vector<DeviceRule>* ended) {
       ++active;
       continue;
     }
-    if (active->begun && !active->ended && active->rule.action == DeviceAction::kRemove) {
+    if (active->begun && !active->ended && active->rule.is_undone()) {
       ended->push_back(active->rule);
     }
     active = rules_.erase(active);
@@ -187,7 +187,7 @@ std::vector<DeviceFaults::Due> DeviceFaults::TakeDue(Time now) {
         active.begun = true;
         due.push_back({start, {active.rule, active.id, active.nic, false}});
       }
-      if (active.rule.action != DeviceAction::kRemove || !active.rule.duration) continue;
+      if (!active.rule.is_undone() || !active.rule.duration) continue;
       if (active.begun && !active.ended && now >= start + *active.rule.duration) {
         active.ended = true;
         due.push_back({start + *active.rule.duration, {active.rule, active.id, active.nic, true}});
@@ -208,7 +208,7 @@ Time DeviceFaults::next_due() const {
     if (!active.added) return Time::Zero();
     const Time start = *active.added + active.rule.after;
     if (!active.begun) next = std::min(next, start);
-    const bool comes_back = active.rule.action == DeviceAction::kRemove && active.rule.duration;
+    const bool comes_back = active.rule.is_undone() && active.rule.duration;
     if (active.begun && !active.ended && comes_back) {
       next = std::min(next, start + *active.rule.duration);
     }

@@ -34,6 +34,8 @@ inline constexpr size_t kMaxDelayedCompletions = 4096;
 
 // Whom a fault may hit.
 struct FaultSubject {
+  static constexpr uint32_t kNoNic = 0xffff;  // an id of rdma_cm that is not bound to one
+
   uint32_t nic = 0;
   std::string_view app;
   uint32_t qpn = 0;
@@ -93,7 +95,7 @@ class DeviceFaults {
   std::optional<int32_t> OnCm(uint8_t event, const FaultSubject& subject, transport::Time now);
 
   // Rules whose time has come, in order of the times. Each comes once when it begins
-  // and, of `remove` with us=, once when it ends.
+  // and, if DeviceRule::is_undone() and with us=, once when it ends.
   struct Due {
     DeviceRule rule;
     uint32_t id = 0;

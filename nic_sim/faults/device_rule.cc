@@ -20,7 +20,7 @@ using transport::Duration;
 using transport::WcOpcode;
 using enum DeviceAction;
 
-constexpr std::array<std::pair<std::string_view, DeviceAction>, 11> kActions = {{
+constexpr std::array<std::pair<std::string_view, DeviceAction>, 12> kActions = {{
     {"complete", kComplete},
     {"lose_completion", kLoseCompletion},
     {"duplicate_completion", kDuplicateCompletion},
@@ -32,6 +32,7 @@ constexpr std::array<std::pair<std::string_view, DeviceAction>, 11> kActions = {
     {"remove", kRemove},
     {"addr_change", kAddrChange},
     {"cm_error", kCmError},
+    {"gid_change", kGidChange},
 }};
 
 // By number, as in ibv_wc_status and ibv_event_type.
@@ -152,6 +153,8 @@ constexpr Verb kVerbs[] = {
     {"rdma_join_multicast", kVerbRdmaCm + 22},
 };
 
+constexpr uint64_t kLastGidIndex = 15;  // entry 0 stays link-local
+
 // Of ibv_wc_opcode, and classes.
 std::optional<uint32_t> OpcodesOf(std::string_view name) {
   constexpr uint32_t kAtomics = OpcodeBit(WcOpcode::kCompSwap) | OpcodeBit(WcOpcode::kFetchAdd);
@@ -214,6 +217,8 @@ class Reader {
     if (key == "verb") return VerbOf(value);
     if (key == "errno") return Errno(value);
     if (key == "type") return Type(value);
+    if (key == "index") return Number(value, 1, kLastGidIndex, &rule_.gid_index);
+    if (key == "gid") return GidOf(value);
     if (key == "reason") return Number(value, 0, 0xffff, &rule_.reason);
     return std::nullopt;
   }
@@ -274,6 +279,11 @@ class Reader {
     }
     return rule_.verb.has_value();
   }
+  bool GidOf(std::string_view value) {
+    expected_ = "a unicast address such as 10.0.0.1 or fd00::1";
+    rule_.gid = transport::Gid::Parse(value);
+    return rule_.gid && !rule_.gid->IsZero() && !rule_.gid->IsMulticast();
+  }
   bool Errno(std::string_view value) {
     expected_ = "an error such as ENOMEM";
     rule_.error = ErrnoOf(value);
@@ -309,7 +319,10 @@ bool GoesWith(std::string_view key, DeviceAction action) {
   if (IsOneOf(key, {"status", "vendor_err", "qp"})) return action == kComplete;
   if (IsOneOf(key, {"queue", "opcode", "wr_id"})) return completion;
   if (key == "on") return action == kQpError || action == kEvent;
-  if (key == "us") return action == kDelayCompletion || action == kRemove;
+  if (key == "us") {
+    return action == kDelayCompletion || action == kRemove || action == kGidChange;
+  }
+  if (IsOneOf(key, {"index", "gid"})) return action == kGidChange;
   if (key == "verb") return action == kFail;
   if (key == "errno") return action == kFail || action == kCmError;
   if (key == "reason") return action == kCmError;
@@ -337,11 +350,10 @@ bool CheckKeys(const DeviceRule& rule, std::string* error) {
     *error = "'qpn=' and 'nth_qp=' go with 'verb=post_send' and 'verb=post_recv' only";
   } else if ((action == kEvent || action == kCmError) && !rule.event) {
     *error = Quoted(NameOf(action)) + " needs 'type=', the event";
-  } else if ((action == kRemove || action == kAddrChange) && !rule.device) {
+  } else if (action == kGidChange && !rule.gid_index) {
+    *error = "'gid_change' needs 'index=', the entry of the GID table";
+  } else if ((action == kRemove || action == kAddrChange || action == kGidChange) && !rule.device) {
     *error = Quoted(NameOf(action)) + " needs 'dev=', the device";
-  } else if (rule.device &&
-             (action == kCmError || (action == kFail && *rule.verb >= kVerbRdmaCm))) {
-    *error = "'dev=' is not for steps of the connection manager: app= is";
   } else if (rule.reason && rule.event != 8) {
     *error = "'reason=' is for 'type=REJECTED'";
   } else if (rule.nth && rule.every) {
@@ -402,7 +414,7 @@ bool ParseDeviceRule(std::string_view text, DeviceRule* rule, std::string* error
   const RuleKeys keys = {
       .names =
           "dev, app, qpn, nth_qp, queue, opcode, wr_id, nth, every, count, prob, seed, "
-          "after, until, us, status, vendor_err, qp, on, verb, errno, type or reason",
+          "after, until, us, status, vendor_err, qp, on, verb, errno, type, reason, index or gid",
       .read =
           [&](std::string_view key, std::string_view value, std::string* wanted) {
             const std::optional<bool> good = reader.Read(key, value);

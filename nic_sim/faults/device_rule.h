@@ -20,6 +20,9 @@
 // Once, at after=:
 //   remove                dev= is pulled out: DEVICE_FATAL, and from then on nothing but
 //                         errors; it comes back after us=, or when the rule is removed
+//   gid_change            entry index= of the GID table of dev= becomes gid=, or empty, with
+//                         GID_CHANGE; the old one returns, with another, after us= or when the
+//                         rule is removed
 //   addr_change           RDMA_CM_EVENT_ADDR_CHANGE for the ids of dev=
 // At steps of the connection manager:
 //   cm_error              type=ADDR_ERROR: rdma_resolve_addr ends with that event;
@@ -39,6 +42,7 @@
 #include <string_view>
 
 #include "transport/base/time.h"
+#include "transport/types.h"
 #include "transport/verbs_types.h"
 
 namespace verbena::nic {
@@ -55,6 +59,7 @@ enum class DeviceAction : uint8_t {
   kRemove,
   kAddrChange,
   kCmError,
+  kGidChange,
 };
 
 // Verbs by number: commands as in abi::CommandOp, and those that are none.
@@ -93,7 +98,14 @@ struct DeviceRule {
   int error = 0;                 // errno=
   std::optional<uint8_t> event;  // enum ibv_event_type; kCmError: rdma_cm_event_type
   std::optional<uint32_t> reason;
-  std::string text;  // as given, with single spaces
+  std::optional<uint8_t> gid_index;   // index=
+  std::optional<transport::Gid> gid;  // gid=
+  std::string text;                   // as given, with single spaces
+
+  // What it does is undone after `duration`, or with the end of the rule.
+  bool is_undone() const {
+    return action == DeviceAction::kRemove || action == DeviceAction::kGidChange;
+  }
 
   // It looks at completions; false: it acts at a time, or at verbs.
   bool at_completion() const {

@@ -27,7 +27,7 @@ uint16_t LidOf(const Nic& nic) { return static_cast<uint16_t>(nic.port() + 1); }
 
 abi::AhAttr WithGids(const Nic& nic, const Fabric& fabric, const abi::AhAttr& ah) {
   if (ah.is_global != 0 || ah.dlid == 0 || ah.dlid > fabric.port_count()) return ah;
-  const std::vector<Gid>& peer = fabric.config(static_cast<PortId>(ah.dlid - 1)).gids;
+  const std::vector<Gid> peer = fabric.gids(static_cast<PortId>(ah.dlid - 1));
   const bool ipv4 = HasIpv4(nic.gids()) && HasIpv4(peer);
   abi::AhAttr with = ah;
   with.is_global = 1;

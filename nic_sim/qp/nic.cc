@@ -53,7 +53,9 @@ void QpTable::Remove(transport::Qpn qpn) {
 }
 
 Nic::Nic(const Config& config, Fabric& fabric)
-    : config_(config), gids_(kGidTableLen), qps_(config.seed ^ 0x9e3779b97f4a7c15u) {
+    : config_(config), qps_(config.seed ^ 0x9e3779b97f4a7c15u) {
+  std::vector<Gid>& gids = gid_tables_.emplace_back(kGidTableLen);
+  gids_ = &gids;
   // EUI-64 of the MAC: ff:fe in the middle, universal/local bit inverted.
   Gid::Bytes link_local{};
   link_local[0] = std::byte{0xfe};
@@ -62,19 +64,30 @@ Nic::Nic(const Config& config, Fabric& fabric)
   const std::byte eui64[8] = {mac[0] ^ std::byte{2}, mac[1], mac[2], std::byte{0xff},
                               std::byte{0xfe},       mac[3], mac[4], mac[5]};
   for (size_t i = 0; i < 8; ++i) link_local[8 + i] = eui64[i];
-  gids_[0] = Gid(link_local);
-  for (size_t i = 0; i < config.addresses.size() && i + 1 < gids_.size(); ++i) {
-    gids_[i + 1] = config.addresses[i];
+  gids[0] = Gid(link_local);
+  for (size_t i = 0; i < config.addresses.size() && i + 1 < gids.size(); ++i) {
+    gids[i + 1] = config.addresses[i];
   }
   node_guid_ = transport::LoadBe64(eui64);
   static_assert(std::endian::native == std::endian::little);
   attributes_ = MakeDeviceAttributes(__builtin_bswap64(node_guid_));
   port_ = fabric.AddPort({.device = config.device,
                           .mac = config.mac,
-                          .gids = gids_,
+                          .gids = gids,
                           .group_limits = {.groups = kMaxMcastGroups,
                                            .qps_of_group = kMaxMcastQpAttach,
                                            .attachments = kMaxTotalMcastQpAttach}});
+}
+
+void Nic::SetGid(size_t index, const Gid& gid) {
+  const std::lock_guard guard(gids_mutex_);
+  std::vector<Gid> changed = gids();
+  if (index == 0 || index >= changed.size()) return;
+  changed[index] = gid;
+  // One that comes and goes for ever takes no more memory.
+  auto table = std::find(gid_tables_.begin(), gid_tables_.end(), changed);
+  if (table == gid_tables_.end()) table = gid_tables_.insert(table, std::move(changed));
+  gids_ = &*table;
 }
 
 }  // namespace verbena::nic

@@ -93,7 +93,7 @@ struct NicShare {
   transport::TransportCounters retired_counters;
 };
 
-// Constant, but for the table of QPNs.
+// Constant, but for the table of QPNs and the GIDs, which fault rules change.
 class Nic {
  public:
   struct Config {
@@ -107,9 +107,15 @@ class Nic {
   Nic(const Config& config, Fabric& fabric);
 
   const Config& config() const { return config_; }
-  const std::vector<transport::Gid>& gids() const { return gids_; }
+  // By GID index; zero GIDs are free. Any thread; the reference stays valid, and shows the
+  // table as it was.
+  const std::vector<transport::Gid>& gids() const { return *gids_.load(); }
+  // Another GID at `index`, 1 or more; zero: none. QPs and AHs that were made with the old one
+  // keep it.
+  void SetGid(size_t index, const transport::Gid& gid);
   bool HasAddress(const transport::Gid& gid) const {
-    return std::find(gids_.begin(), gids_.end(), gid) != gids_.end();
+    const auto& all = gids();
+    return std::find(all.begin(), all.end(), gid) != all.end();
   }
   uint64_t node_guid() const { return node_guid_; }  // host order
   const abi::DeviceAttributes& attributes() const { return attributes_; }
@@ -119,7 +125,10 @@ class Nic {
 
  private:
   Config config_;
-  std::vector<transport::Gid> gids_;
+  std::mutex gids_mutex_;  // one SetGid at a time
+  // All tables that there were: others may be looking at them.
+  std::list<std::vector<transport::Gid>> gid_tables_;
+  std::atomic<const std::vector<transport::Gid>*> gids_;
   uint64_t node_guid_ = 0;
   abi::DeviceAttributes attributes_{};
   PortId port_ = 0;

@@ -84,6 +84,43 @@ std::string RuleText(const Json& rules, uint32_t id) {
   return fmt::format("fault rule {} (removed since)", id);
 }
 
+// What a rule of the device does when it hits `whom`, a QP (empty: none in particular).
+std::string DeviceHitText(const std::string& action, const std::string& whom) {
+  const std::string of = whom.empty() ? whom : " of " + whom;
+  if (action == "complete") return "changed a completion" + of;
+  if (action == "lose_completion") return "took a completion away" + of;
+  if (action == "duplicate_completion") return "doubled a completion" + of;
+  if (action == "delay_completion") return "delayed a completion" + of;
+  if (action == "cq_overrun") return "overran the CQ" + of;
+  if (action == "qp_error") return fmt::format("sent {} to ERR", whom.empty() ? "a QP" : whom);
+  if (action == "event") return "reported an event" + of;
+  if (action == "fail") return "made a call fail" + of;
+  if (action == "cm_error") return "ended a step of the connection manager";
+  if (action == "remove") return "pulled the device out";
+  if (action == "gid_change") return "changed the GID table";
+  if (action == "addr_change") return "reported a change of the address";
+  return action + of;
+}
+
+// Once for each rule, QP and device; whom(qpn): the QP, for a reader.
+template <typename Whom>
+void AddDeviceHits(const std::vector<const Json*>& events, const Json& rules, Whom whom,
+                   Explanation* out) {
+  std::map<std::string, size_t> counts;
+  for (const Json* event : events) {
+    if (!Is(*event, "device_fault")) continue;
+    const uint32_t qpn = Number(*event, "qpn");
+    const std::string device = TextField(*event, "device");
+    ++counts[fmt::format("{} {}{}", RuleText(rules, Number(*event, "rule")),
+                         DeviceHitText(TextField(*event, "action", "?"),
+                                       qpn == 0 ? std::string() : std::string(whom(qpn))),
+                         device.empty() ? "" : " (" + device + ")")];
+  }
+  for (const auto& [text, count] : counts) {
+    out->because.push_back(count == 1 ? text : fmt::format("{}, {}", text, Times(count)));
+  }
+}
+
 // The story of one failure: events of one life of a QP, of its peer, and what
 // happened to packets between them, up to the failure.
 class Story {
@@ -136,9 +173,13 @@ class Story {
     }
     if (last == nullptr || TextField(*last, "action") != "complete") return false;
     out->what = "the device was made to say so; the packets tell nothing of it";
-    out->because.push_back(RuleText(rules_, Number(*last, "rule")) +
-                           " changed the completion of this QP");
     return true;
+  }
+
+  void AddDeviceRules(Explanation* out) const {
+    AddDeviceHits(
+        events_, rules_, [this](uint32_t qpn) { return qpn == qpn_ ? "this QP" : "the peer's QP"; },
+        out);
   }
 
   void AddRefusals(Explanation* out) const {
@@ -187,6 +228,7 @@ class Story {
     }
     out->what = fmt::format("{} with PSN {} was sent {} and never acknowledged",
                             TextField(*first, "opcode", "the request"), psn, Times(sent));
+    const bool by_device = !out->because.empty();
     AddHits(out);
     AddRefusals(out);
     if (arrived != 0) {
@@ -194,7 +236,7 @@ class Story {
           fmt::format("the peer took it {} and sent {} with an ACK or NAK, of "
                       "which {} arrived here",
                       Times(arrived), Packets(answers), came));
-    } else if (out->because.empty()) {
+    } else if (!by_device && out->because.empty()) {
       out->because.push_back(
           "none of its packets was seen at the peer: it is on another machine, or the way there "
           "is broken");
@@ -248,6 +290,7 @@ class Story {
       return (qpn == qpn_ && (to == peer_ || peer_ == 0)) ||
              (to == qpn_ && (qpn == peer_ || qpn == 0));
     }
+    if (Is(event, "device_fault") && qpn == 0) return true;  // of a whole device, or a call
     return qpn == qpn_ || (peer_ != 0 && qpn == peer_);
   }
 
@@ -274,16 +317,24 @@ size_t FindFailure(const Json& events, std::optional<uint32_t> qpn) {
   return events.size();
 }
 
-void TellDeath(const Json& events, size_t at, Explanation* out) {
+void TellDeath(const Json& events, const Json& rules, size_t at, Explanation* out) {
   out->status = "WR_FLUSH_ERR";
   out->what = "the QP was moved to ERR and its work requests were flushed";
+  // The end of a CQ by a rule comes after it in time: the QP follows.
+  std::vector<const Json*> hits;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const bool mine = Number(events[i], "qpn") == out->qpn || Number(events[i], "qpn") == 0;
+    if (mine && Is(events[i], "device_fault")) hits.push_back(&events[i]);
+  }
+  AddDeviceHits(
+      hits, rules, [](uint32_t) { return "this QP"; }, out);
   for (size_t i = at; i < events.size(); ++i) {
     if (Number(events[i], "qpn") != out->qpn || !Is(events[i], "async_event")) continue;
     const std::string type = TextField(events[i], "type");
     const bool by_rule = i > 0 && (Is(events[i - 1], "device_fault") ||
                                    (i + 1 < events.size() && Is(events[i + 1], "device_fault")));
     if (type == "QP_FATAL" && by_rule) {
-      out->because.push_back("event QP_FATAL: a fault rule wanted it, see verbena fault list");
+      out->because.push_back("event QP_FATAL: a fault rule wanted it");
     } else if (type == "QP_FATAL") {
       out->because.push_back("event QP_FATAL: a CQ of the QP was overrun, or an SRQ failed");
     } else if (type == "QP_ACCESS_ERR" || type == "QP_REQ_ERR") {
@@ -299,6 +350,7 @@ void TellDeath(const Json& events, size_t at, Explanation* out) {
 
 void TellStatus(const Story& story, Explanation* out) {
   const std::string& status = out->status;
+  story.AddDeviceRules(out);
   if (story.TellDeviceFault(out)) return;
   if (status == "RETRY_EXC_ERR") return story.TellRetries(out);
   if (status == "RNR_RETRY_EXC_ERR") return story.TellRnr(out);
@@ -367,10 +419,15 @@ void TellTrouble(const Json& events, const Json& rules, std::optional<uint32_t> 
   Json mine = Json::array();
   for (const Json& event : events) {
     if (!qpn || Number(event, "qpn") == *qpn ||
-        (Is(event, "fault") && Number(event, "peer_qpn") == *qpn)) {
+        (Is(event, "fault") && Number(event, "peer_qpn") == *qpn) ||
+        (Is(event, "device_fault") && Number(event, "qpn") == 0)) {
       mine.push_back(event);
     }
   }
+  std::vector<const Json*> hits;
+  for (const Json& event : mine) hits.push_back(&event);
+  AddDeviceHits(
+      hits, rules, [](uint32_t number) { return fmt::format("QP {:#08x}", number); }, out);
   AddHitsElsewhere(mine, rules, 0, 0, out);
   struct Troubles {
     size_t again = 0, timers = 0, rnr = 0, naks = 0;
@@ -472,7 +529,7 @@ Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_
     out.status = TextField(events[at], "status");
     TellStatus(story, &out);
   } else {
-    TellDeath(events, at, &out);
+    TellDeath(events, rules, at, &out);
     story.AddHits(&out);
   }
   const std::vector<const Json*>& all = story.events();

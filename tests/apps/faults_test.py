@@ -160,6 +160,31 @@ class DeviceFaults(AppTestCase):
         self.assertIn("rdma_resolve_addr", output)
         self.daemon.command("fault", "clear")
 
+    def test_dev_selects_the_steps_of_the_connection_manager(self):
+        client = ("rping", "-c", "-C", 1)
+        for rule in ("cm_error type=ADDR_ERROR", "cm_error type=ROUTE_ERROR",
+                     "fail verb=rdma_resolve_addr errno=ENODEV",
+                     "fail verb=rdma_resolve_route errno=EIO"):
+            with self.subTest(rule=rule):
+                # To an address of the host itself, from that address.
+                for device, address, hits in (("verbena1", "127.88.0.1", 0),
+                                              ("verbena1", "127.88.0.2", 1)):
+                    self.daemon.command("fault", "add", f"{rule} dev={device} app=rping")
+                    self.assertNotEqual(self.daemon.run(*client, "-a", address, limit=20)[0], 0)
+                    self.assertEqual([row["hits"] for row in self.daemon.json("fault", "list")],
+                                     [hits], f"{rule} {address}")
+                    self.daemon.command("fault", "clear")
+
+    def test_a_gid_that_is_gone_is_shown_nowhere_and_leads_nowhere(self):
+        self.assertIn("127.88.0.2", self.daemon.run("ibv_devinfo", "-v", "-d", "verbena1")[1])
+        self.daemon.command("fault", "add", "gid_change dev=verbena1 index=1")
+        self.assertNotIn("127.88.0.2", self.daemon.run("ibv_devinfo", "-v", "-d", "verbena1")[1])
+        status, output = self.daemon.run("rping", "-c", "-a", "127.88.0.2", "-C", 1, limit=20)
+        self.assertNotEqual(status, 0)
+        self.assertIn("rdma_resolve_addr", output)
+        self.daemon.command("fault", "clear")
+        self.assertIn("127.88.0.2", self.daemon.run("ibv_devinfo", "-v", "-d", "verbena1")[1])
+
 
 if __name__ == "__main__":
     verbena_testing.main()

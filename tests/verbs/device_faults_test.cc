@@ -2,12 +2,14 @@
 //
 // What fault rules of the device do to programs, and what the other end sees. Meanings of
 // statuses and events: IBTA Vol 1, 11.6; of errors of calls: the manual pages.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <string>
 #include <thread>
 
@@ -18,6 +20,7 @@ namespace verbena::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr size_t kBytes = 256;
 
@@ -275,6 +278,63 @@ TEST_F(FaultyDevice, AGhostAckCompletesWhatNeverArrived) {
   Add("drop opcode=write sqpn=" + QpnOf(a_));
   EXPECT_EQ(Write().status, IBV_WC_SUCCESS);
   EXPECT_EQ(target_.data()[0], 1);
+}
+
+ibv_gid GidOf(ibv_context* context, int index) {
+  ibv_gid gid = {};
+  EXPECT_EQ(ibv_query_gid(context, 1, index, &gid), 0);
+  return gid;
+}
+std::string TextOf(const ibv_gid& gid) {
+  char text[INET6_ADDRSTRLEN];
+  return inet_ntop(AF_INET6, gid.raw, text, sizeof(text));
+}
+
+TEST_F(FaultyDevice, AGidGoesAndComesBack) {
+  const ibv_gid before = GidOf(a_.context(), 1);
+  Add("gid_change dev=verbena0 index=1");
+  EXPECT_EQ(NextEvent(a_.context()), IBV_EVENT_GID_CHANGE);
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 1)), "::");
+  EXPECT_THAT(VerbenaHere({"status", "--json"}).output, Not(HasSubstr("127.88.0.1\"")));
+  // What is connected goes on; what is not finds no such address.
+  EXPECT_EQ(Write().status, IBV_WC_SUCCESS);
+  RcEnd fresh;
+  ASSERT_EQ(fresh.ToInit(), 0);
+  EXPECT_EQ(fresh.ToRtr(b_.address()), EINVAL);
+  RcEnd peer(EndOptions{.device = "verbena1"});
+  ASSERT_EQ(peer.ToInit(), 0);
+  PeerAddress gone = a_.address();
+  std::memcpy(gone.gid.raw, before.raw, sizeof(before.raw));
+  EXPECT_NE(peer.ToRtr(gone), 0);
+
+  EXPECT_EQ(VerbenaHere({"fault", "clear"}).status, 0);
+  EXPECT_EQ(NextEvent(a_.context()), IBV_EVENT_GID_CHANGE);
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 1)), TextOf(before));
+  RcEnd again;
+  EXPECT_NO_THROW(ConnectPair(again, peer));
+}
+
+TEST_F(FaultyDevice, AGidBecomesAnotherForATime) {
+  const ibv_gid before = GidOf(a_.context(), 1);
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 3)), "::");
+  Add("gid_change dev=verbena0 index=3 gid=10.7.7.7 us=2000000");
+  EXPECT_EQ(NextEvent(a_.context()), IBV_EVENT_GID_CHANGE);
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 3)), "::ffff:10.7.7.7");
+  {
+    RcEnd c(EndOptions{.gid_index = 3});
+    RcEnd d(EndOptions{.device = "verbena1"});
+    ConnectPair(c, d);
+    Memory memory(c.pd(), kBytes), target(d.pd(), kBytes);
+    ASSERT_EQ(c.PostSend(RdmaWr(5, IBV_WR_RDMA_WRITE, target.address(), target.rkey()),
+                         {memory.sge(0, kBytes)}),
+              0);
+    EXPECT_EQ(PollOne(c.send_cq()).status, IBV_WC_SUCCESS);
+  }
+  EXPECT_EQ(NextEvent(a_.context()), IBV_EVENT_GID_CHANGE);
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 3)), "::");
+  EXPECT_EQ(TextOf(GidOf(a_.context(), 1)), TextOf(before));
+  pollfd quiet = {b_.context()->async_fd, POLLIN, 0};
+  EXPECT_EQ(poll(&quiet, 1, 0), 0);  // The other NIC's table is as it was.
 }
 
 TEST_F(FaultyDevice, TheTraceAndTheListTellOfHits) {

@@ -7,9 +7,12 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 
+#include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -263,6 +266,85 @@ TEST_F(ExtendedCq, OneThatIgnoresOverrunsGoesOnAfterOne) {
   ibv_qp_init_attr init = {};
   ASSERT_EQ(ibv_query_qp(qps_[0].get(), &qp, IBV_QP_STATE, &init), 0);
   EXPECT_EQ(qp.qp_state, IBV_QPS_RTS);
+}
+
+class ExtendedCqWithFaults : public ExtendedCq {
+ protected:
+  void SetUp() override { Create(Attributes(16)); }
+  void TearDown() override { EXPECT_EQ(VerbenaHere({"fault", "clear"}).status, 0); }
+  void Add(const std::string& rule) {
+    const Finished added =
+        VerbenaHere({"fault", "add", rule + " qpn=" + std::to_string(qps_[0]->qp_num)});
+    ASSERT_EQ(added.status, 0) << added.output;
+  }
+  // An RDMA WRITE of the first QP into the second's memory.
+  void Write(uint64_t wr_id) {
+    ASSERT_EQ(Send(RdmaWr(wr_id, IBV_WR_RDMA_WRITE, memory_.address() + 2048, memory_.rkey()), 64),
+              0);
+  }
+  void ExpectNext(uint64_t wr_id, ibv_wc_status status) {
+    ASSERT_EQ(Start(), 0);
+    EXPECT_EQ(cq_->wr_id, wr_id);
+    EXPECT_EQ(cq_->status, status);
+    last_vendor_err_ = ibv_wc_read_vendor_err(cq_.get());
+    ibv_end_poll(cq_.get());
+  }
+  uint32_t last_vendor_err_ = 0;
+};
+
+TEST_F(ExtendedCqWithFaults, ACompletionGetsAnotherStatus) {
+  Add("complete status=REM_OP_ERR vendor_err=0x81 nth=2");
+  Write(1);
+  ExpectNext(1, IBV_WC_SUCCESS);
+  EXPECT_EQ(last_vendor_err_, 0u);
+  Write(2);
+  ExpectNext(2, IBV_WC_REM_OP_ERR);
+  EXPECT_EQ(last_vendor_err_, 0x81u);
+}
+
+TEST_F(ExtendedCqWithFaults, CompletionsAreLostAndDoubled) {
+  Add("lose_completion nth=1");
+  Add("duplicate_completion nth=2");
+  for (const uint64_t wr_id : {1, 2, 3}) Write(wr_id);
+  // The first rule takes 1; 2 is the second that the other one sees.
+  for (const uint64_t wr_id : {2, 2, 3}) ExpectNext(wr_id, IBV_WC_SUCCESS);
+  ibv_poll_cq_attr attr = {};
+  EXPECT_EQ(ibv_start_poll(cq_.get(), &attr), ENOENT);
+}
+
+TEST_F(ExtendedCqWithFaults, ADelayedCompletionIsNotThereBefore) {
+  Add("delay_completion us=100000 nth=1");
+  const auto start = std::chrono::steady_clock::now();
+  Write(1);
+  ExpectNext(1, IBV_WC_SUCCESS);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, Milliseconds(100));
+}
+
+TEST_F(ExtendedCqWithFaults, AnOverrunEndsIt) {
+  Add("cq_overrun nth=1");
+  Write(1);
+  ibv_async_event event;
+  ASSERT_EQ(ibv_get_async_event(context_.get(), &event), 0);
+  EXPECT_EQ(event.event_type, IBV_EVENT_CQ_ERR);
+  EXPECT_EQ(event.element.cq, ibv_cq_ex_to_cq(cq_.get()));
+  ibv_ack_async_event(&event);
+}
+
+TEST_F(ExtendedCq, StartingAPollFailsAsPollingDoes) {
+  Create(Attributes(16));
+  Receive(5);
+  ASSERT_EQ(Send(SendWr(6, IBV_WR_SEND, 0), 8), 0);
+  ASSERT_EQ(Start(), 0);
+  ibv_end_poll(cq_.get());
+  Receive(7);
+  ASSERT_EQ(Send(SendWr(8, IBV_WR_SEND, 0), 8), 0);
+  ASSERT_EQ(VerbenaHere({"fault", "add", "fail verb=poll_cq errno=EIO count=1"}).status, 0);
+  ibv_poll_cq_attr attr = {};
+  EXPECT_EQ(ibv_start_poll(cq_.get(), &attr), EIO);
+  EXPECT_EQ(Start(), 0);  // Nothing was lost, nothing stays locked.
+  EXPECT_EQ(cq_->wr_id, 7u);
+  ibv_end_poll(cq_.get());
+  EXPECT_EQ(VerbenaHere({"fault", "clear"}).status, 0);
 }
 
 TEST_F(ExtendedCq, TwoThreadsPollOneCq) {

@@ -50,7 +50,7 @@ constexpr char kFaultRules[] =
     "  set truncate rate slow_dma\n"
     "  complete     status=REM_OP_ERR vendor_err=N    fail  verb=reg_mr errno=ENOMEM\n"
     "  lose_, duplicate_, delay_completion  cq_overrun  qp_error  event  remove  cm_error\n"
-    "  addr_change\n"
+    "  addr_change  gid_change\n"
     "Which packets:\n"
     "  dev=verbena0   dir=tx|rx   app=PROCESS   nth_qp=N   qpn=N   opcode=NAME (RC_SEND_ONLY)\n"
     "  or a class: send, write, read, atomic, ack, first, last, any\n"

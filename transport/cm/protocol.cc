@@ -54,6 +54,17 @@ CmProtocol::CmProtocol(std::vector<Nic> nics, uint32_t seed)
 
 CmProtocol::~CmProtocol() = default;
 
+void CmProtocol::SetGids(uint32_t nic, std::vector<Gid> gids) {
+  auto& former = nics_[nic].former;
+  const std::vector<Gid>& old = nics_[nic].gids;
+  for (size_t i = 0; i < old.size(); ++i) {
+    const std::pair<Gid, uint8_t> entry(old[i], static_cast<uint8_t>(i));
+    if (old[i].IsZero() || std::ranges::find(gids, old[i]) != gids.end()) continue;
+    if (std::ranges::find(former, entry) == former.end()) former.push_back(entry);
+  }
+  nics_[nic].gids = std::move(gids);
+}
+
 void CmProtocol::Listen(uint64_t service_id) { ++listeners_[service_id]; }
 
 void CmProtocol::StopListening(uint64_t service_id) {

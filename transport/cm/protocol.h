@@ -192,6 +192,8 @@ class CmProtocol {
     uint64_t ca_guid = 0;  // host order
     uint8_t ack_delay = 15;
     std::vector<Gid> gids;  // by index
+    // That it had, with their indices: connections with them go on.
+    std::vector<std::pair<Gid, uint8_t>> former = {};
   };
   static constexpr size_t kMaxConnections = 65536;
 
@@ -200,6 +202,9 @@ class CmProtocol {
   ~CmProtocol();
   CmProtocol(const CmProtocol&) = delete;
   CmProtocol& operator=(const CmProtocol&) = delete;
+
+  // The GID table of a NIC is another.
+  void SetGids(uint32_t nic, std::vector<Gid> gids);
 
   // REQ and SIDR_REQ for `service_id` are taken from now on; calls are counted.
   void Listen(uint64_t service_id);

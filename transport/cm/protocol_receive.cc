@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CmProtocol: what received messages mean.
+#include <optional>
+
 #include "transport/base/byteorder.h"
 #include "transport/cm/connection.h"
 #include "transport/cm/protocol.h"
@@ -39,19 +41,23 @@ void CmProtocol::CountDuplicate(CmAttribute attribute) {
 
 // Where an answer to `mad` goes. False: it was not sent to this NIC.
 bool CmProtocol::PathBack(const MadPacket& mad, CmPath* path) const {
-  const std::vector<Gid>& gids = nics_[mad.nic].gids;
-  for (size_t i = 0; i < gids.size(); ++i) {
-    if (gids[i] != mad.destination || gids[i].IsZero()) continue;
-    path->nic = mad.nic;
-    path->sgid_index = static_cast<uint8_t>(i);
-    path->local_gid = mad.destination;
-    path->remote_gid = mad.source;
-    path->traffic_class = mad.traffic_class;
-    path->flow_label = mad.flow_label;
-    path->pkey = mad.pkey;
-    return true;
+  const Nic& nic = nics_[mad.nic];
+  std::optional<uint8_t> index;
+  for (size_t i = 0; i < nic.gids.size() && !index; ++i) {
+    if (nic.gids[i] == mad.destination && !nic.gids[i].IsZero()) index = static_cast<uint8_t>(i);
   }
-  return false;
+  for (const auto& [gid, at] : nic.former) {
+    if (!index && gid == mad.destination) index = at;
+  }
+  if (!index) return false;
+  path->nic = mad.nic;
+  path->sgid_index = *index;
+  path->local_gid = mad.destination;
+  path->remote_gid = mad.source;
+  path->traffic_class = mad.traffic_class;
+  path->flow_label = mad.flow_label;
+  path->pkey = mad.pkey;
+  return true;
 }
 
 void CmProtocol::HandleMad(const MadPacket& mad, Time now) {

@@ -77,6 +77,26 @@ TEST(DeviceRule, ActsAtATimeUnlessACompletionIsNamed) {
   EXPECT_EQ(removal.duration, Duration::Microseconds(7));
 }
 
+TEST(DeviceRule, AGidOfATableChanges) {
+  const DeviceRule rule = Good("gid_change dev=verbena0 index=1 gid=10.1.2.3 us=5");
+  EXPECT_EQ(rule.gid_index, 1);
+  EXPECT_EQ(rule.gid, transport::Gid::FromIpv4(0x0a010203));
+  EXPECT_TRUE(rule.is_undone());
+  EXPECT_FALSE(rule.at_completion());
+  EXPECT_FALSE(Good("gid_change dev=verbena0 index=15").gid.has_value());
+  EXPECT_EQ(Wrong("gid_change dev=verbena0 index=0").field, "index");
+  EXPECT_EQ(Wrong("gid_change dev=verbena0 index=16").field, "index");
+  EXPECT_EQ(Wrong("gid_change dev=verbena0 index=1 gid=ff02::1").field, "gid");
+  EXPECT_EQ(Wrong("gid_change dev=verbena0 index=1 gid=::").field, "gid");
+  EXPECT_FALSE(Wrong("gid_change dev=verbena0").error.empty());
+  EXPECT_FALSE(Wrong("gid_change index=1").error.empty());
+}
+
+TEST(DeviceRule, NamesADeviceForStepsOfTheConnectionManager) {
+  EXPECT_EQ(Good("cm_error type=ADDR_ERROR dev=verbena1").device, "verbena1");
+  EXPECT_EQ(Good("fail verb=rdma_connect errno=EIO dev=verbena1").device, "verbena1");
+}
+
 TEST(DeviceRule, NamesTheWordAndTheField) {
   Bad bad = Wrong("fail verb=reg_mister errno=EIO");
   EXPECT_THAT(bad.error, HasSubstr("'verb=reg_mister'"));
