@@ -154,6 +154,9 @@ uint32_t Device::ClearRules(uint32_t id) {
   std::vector<DeviceRule> ended;
   const uint32_t removed = fabric().ClearRules(id) + state_->engine->faults().Clear(id, &ended);
   UpdateCheckedVerbs();
+  // What a rule begins just now is done before it is undone.
+  std::unique_lock order(state_->timed_mutex, std::defer_lock);
+  if (!ended.empty()) order.lock();
   for (const DeviceRule& rule : ended) {
     for (const auto& nic : state_->nics) {
       if (rule.device != nic->config().device) continue;
@@ -161,6 +164,7 @@ uint32_t Device::ClearRules(uint32_t id) {
       if (rule.action == DeviceAction::kGidChange) ChangeGid(rule, nic->config().index, true);
     }
   }
+  if (order.owns_lock()) order.unlock();
   Kick();  // packets that were held back are on their way
   return removed;
 }
