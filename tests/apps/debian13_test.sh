@@ -5,6 +5,7 @@
 # a new one is made and removed).
 #   bazel test //tests/apps:debian13_test
 set -uo pipefail
+export PATH="$PATH:/usr/sbin"  # debootstrap; Bazel gives tests a short one
 
 [[ $EUID == 0 ]] || { echo "needs root for chroot"; exit 1; }
 command -v debootstrap >/dev/null || { echo "needs debootstrap"; exit 1; }

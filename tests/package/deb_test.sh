@@ -6,6 +6,7 @@
 # folder to copy (otherwise a new one is made).
 #   bazel test //tests/package:deb_test
 set -uo pipefail
+export PATH="$PATH:/usr/sbin"  # debootstrap; Bazel gives tests a short one
 
 [[ $EUID == 0 ]] || { echo "needs root for chroot"; exit 1; }
 command -v debootstrap >/dev/null || { echo "needs debootstrap"; exit 1; }

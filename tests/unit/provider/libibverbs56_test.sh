@@ -7,6 +7,7 @@
 #   debootstrap --variant=minbase --include=ibverbs-utils,perftest trixie DIR
 # Run: bazel test //tests/unit/provider:libibverbs56_test
 set -eu
+export PATH="$PATH:/usr/sbin"  # debootstrap; Bazel gives tests a short one
 
 fail() {
   echo "FAILED: $*" >&2
