@@ -31,6 +31,9 @@ namespace {
 // itself, is the engine's own fault and not a lost packet.
 constexpr Duration kStarved = Duration::Milliseconds(10);
 
+// A timer that an overloaded engine does not believe is looked at again after this.
+constexpr Duration kLookAgain = Duration::Milliseconds(1);
+
 uint32_t AethWord(uint8_t syndrome, transport::Msn msn) {
   return uint32_t{syndrome} << 24 | msn.value();
 }
@@ -153,10 +156,16 @@ bool Shard::RunDoorbells() {
 
 bool Shard::RunReceive() {
   bool worked = false;
+  queue_wait_ = Duration::Zero();
   rte_mbuf* burst[kBurst];
   for (Nic* nic : config_.nics) {
     if (!resources_.fabric->has_received(nic->port(), config_.id)) continue;
     const size_t count = resources_.fabric->Receive(nic->port(), burst, config_.id);
+    // The first has waited longest.
+    if (count != 0) {
+      const Time queued = Time::FromNanoseconds(MetaOf(burst[0]).queued_ns);
+      queue_wait_ = std::max(queue_wait_, now_ - queued);
+    }
     for (size_t i = 0; i < count; ++i) {
       // A full queue would call back into a QP that is handling a packet.
       if (dma_->room() < transport::kMaxSge + 1) dma_->FlushPlacements();
@@ -473,7 +482,14 @@ void Shard::RunTimers() {
     if (qp == nullptr) return;
     if (resources_.fabric->stalled(qp->nic().port())) [[unlikely]]
       qp->ShiftDeadlines(Duration::Microseconds(200));
-    if (qp->next_timeout() <= now_) {
+    // What an overloaded engine has not looked at yet is not lost: a request and its answer wait in
+    // its own queues. Sending again would make them longer still.
+    const Time due = qp->next_timeout();
+    if (due <= now_ && due + queue_wait_ + queue_wait_ > now_) {
+      timers_.Schedule(*qp, now_ + kLookAgain);
+      continue;
+    }
+    if (due <= now_) {
       trace_.Record({.time_ns = now_.ns(),
                      .qpn = qp->qpn().value(),
                      .port = qp->nic().port(),

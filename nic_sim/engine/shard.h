@@ -229,6 +229,8 @@ class Shard final : public InboxOwner {
   Qp* ready_head_ = nullptr;
   Qp* ready_tail_ = nullptr;
   TimerHeap timers_;
+  // How long the packets of this pass had waited in the receive queues.
+  transport::Duration queue_wait_;
   std::vector<Qp*> waiting_for_netdev_;
   std::vector<CompletionQueue*> dirty_cqs_;
   std::vector<DelayedCompletion> delayed_;  // of a QP's queue in order

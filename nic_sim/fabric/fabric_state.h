@@ -130,7 +130,8 @@ struct Fabric::State {
   std::atomic<uint32_t> link_changes{0};
   const PacketSteering* steering = nullptr;
   std::array<Inbox, kInboxes> inboxes;
-  bool news = false;  // in one of them
+  bool news = false;      // in one of them
+  transport::Time clock;  // of the call at hand
   transport::Time latest;
   std::vector<std::unique_ptr<Port>> ports;
   std::vector<PortId> wired;  // ports with a wire; constant after the first packet

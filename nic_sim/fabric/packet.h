@@ -46,6 +46,8 @@ struct PacketMeta {
   bool raw = false;
   uint32_t to_qpn = 0;
   uint32_t flow_tag = 0;
+  // When it came into the receive queue of its port (the engine's clock).
+  int64_t queued_ns = 0;
 };
 // PacketMeta, and behind it what the fabric keeps (packet_queue.h).
 inline constexpr uint16_t kPacketPrivateBytes = 96;

@@ -140,6 +140,7 @@ void Fabric::State::Enqueue(PortId port, ShardId shard, rte_mbuf* packet) {
     rte_pktmbuf_free(packet);
     return;
   }
+  MetaOf(packet).queued_ns = clock.ns();
   queue.packets.Push(packet);
   queue.has_some.store(true, std::memory_order_release);
 }
@@ -392,6 +393,7 @@ bool Fabric::PollWires(Time now) {
   if (!state.has_wires) [[likely]]
     return false;
   const std::lock_guard guard(state.mutex);
+  state.clock = now;
   if (!state.plain) {
     now = state.Monotonic(now);
     state.ReleaseHeld(now);
@@ -413,6 +415,7 @@ bool Fabric::PollWires(Time now) {
 void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now) {
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;
+  state.clock = now;
   if (!state.plain) [[unlikely]] {
     now = state.Monotonic(now);
     state.ReleaseHeld(now);  // they were first
@@ -465,6 +468,7 @@ void Fabric::HandleTimeout(Time now) {
   if (state_->plain && !state_->has_wires) [[likely]]
     return;
   const std::lock_guard guard(state_->mutex);
+  state_->clock = now;
   now = state_->Monotonic(now);
   if (!state_->plain) state_->ReleaseHeld(now);
   for (const PortId port : state_->wired) {
