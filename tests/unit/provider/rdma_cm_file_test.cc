@@ -71,6 +71,7 @@ TEST_F(RdmaCmFile, RefusalOfTheConnectionManagerFailsTheOpen) {
 
 TEST_F(RdmaCmFile, TheClientIsTheProgram) {
   ExpectGood(ReadAll(Start("destroying")));
+  const std::lock_guard guard(cm_.mutex());
   EXPECT_EQ(cm_.last_client.uid, geteuid());
   EXPECT_EQ(cm_.last_client.may_bind_low_ports, geteuid() == 0);
   EXPECT_GT(cm_.last_client.pid, 1);
