@@ -42,6 +42,9 @@ constexpr Duration kShortSpin = Duration::Microseconds(20);
 // only plays: the shard's threads look no more often than this for a while.
 constexpr uint32_t kMaxVainWakes = 64;
 constexpr Duration kVainPause = Duration::Milliseconds(1);
+// How long a thread waits before it looks again whether a control call is done.
+constexpr long kFirstPauseNs = 10'000;
+constexpr long kLongestPauseNs = 500'000;
 // With a CPU of its own a thread gives it back only after this long.
 constexpr Duration kLongSpin = Duration::Milliseconds(2);
 
@@ -216,16 +219,20 @@ void Shard::WatchMain(const std::vector<int>& descriptors) {
 void Shard::RunUntilIdle() {
   const bool spinning = config_.mode == abi::kEngineSpinning;
   Time spin_until;
+  long pause_ns = kFirstPauseNs;
   while (!stop_.load(std::memory_order_relaxed)) {
     if (!lock_.TryLockForEngine()) {
       // Another engine thread looks at all doorbells again before it sleeps,
       // and so does our work. A control call does not: wait for it.
       if (engine_holds_lock_.load(std::memory_order_seq_cst)) return;
-      // Not sched_yield: at nice -20 that would not let the control thread run.
-      const timespec pause{.tv_sec = 0, .tv_nsec = 10'000};
+      // Not sched_yield: at nice -20 that would not let the control thread run. A
+      // call that takes long (a list of all QPs) is not starved by looking often.
+      const timespec pause{.tv_sec = 0, .tv_nsec = pause_ns};
       nanosleep(&pause, nullptr);
+      pause_ns = std::min(pause_ns * 2, kLongestPauseNs);
       continue;
     }
+    pause_ns = kFirstPauseNs;
     engine_holds_lock_.store(true, std::memory_order_seq_cst);
     const bool more = RunPass();
     const Time now = now_;
