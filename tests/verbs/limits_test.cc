@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <vector>
 
+#include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -27,7 +29,8 @@ class Limits : public ::testing::Test {
   // Makes `limit` objects and finds that one more gives ENOMEM; what is made
   // before by others counts.
   template <typename Object, typename Make>
-  void Fill(int limit, int there, Make make) {
+  void Fill(
+      int limit, int there, Make make, const std::function<void()>& when_full = [] {}) {
     const auto end = Clock::now() + kPatience;
     std::vector<Owned<Object>> all;
     for (int i = there; i < limit; ++i) {
@@ -40,6 +43,7 @@ class Limits : public ::testing::Test {
     all.pop_back();
     all.emplace_back(make());
     EXPECT_NE(all.back(), nullptr);
+    when_full();
     all.clear();
     EXPECT_LT(Clock::now(), end);
   }
@@ -51,7 +55,7 @@ class Limits : public ::testing::Test {
 };
 
 TEST_F(Limits, QueuePairs) {
-  Fill<ibv_qp>(attr_.max_qp, 0, [this] {
+  const auto make = [this] {
     ibv_qp_init_attr init = {};
     init.send_cq = init.recv_cq = cq_.get();
     init.qp_type = IBV_QPT_RC;
@@ -61,6 +65,12 @@ TEST_F(Limits, QueuePairs) {
                 .max_recv_sge = 1,
                 .max_inline_data = 0};
     return ibv_create_qp(pd_.get(), &init);
+  };
+  // The command waits ten seconds for an answer.
+  Fill<ibv_qp>(attr_.max_qp, 0, make, [] {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    EXPECT_EQ(VerbenaHere({"list", "qp"}).status, 0);
+#endif
   });
 }
 
