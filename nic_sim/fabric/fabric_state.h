@@ -20,6 +20,7 @@
 #include "nic_sim/fabric/flow_table.h"
 #include "nic_sim/fabric/packet_queue.h"
 #include "nic_sim/port/wire.h"
+#include "nic_sim/trace/measured_parts.h"
 
 namespace verbena::nic {
 
@@ -122,11 +123,12 @@ struct Fabric::State {
   // Shards read the clock one by one; what is held wants ascending times.
   transport::Time Monotonic(transport::Time now) { return latest = std::max(latest, now); }
   // Nothing but the switch is between the ports.
-  void UpdatePlain() { plain = faults.idle() && captures.empty(); }
+  bool plain() const { return !kHasFaults || is_plain; }
+  void UpdatePlain() { is_plain = faults.idle() && captures.empty(); }
 
   const bool strict;
   mutable std::mutex mutex;  // everything below
-  std::atomic<bool> plain{true};
+  std::atomic<bool> is_plain{true};
   std::atomic<uint32_t> link_changes{0};
   const PacketSteering* steering = nullptr;
   std::array<Inbox, kInboxes> inboxes;

@@ -64,7 +64,7 @@ void Fabric::State::SendRaw(PortId port, rte_mbuf* packet, Time now) {
       if (ports[id]->config.mac == mac) destination = id;
     }
   }
-  if (!plain) {
+  if (!plain()) {
     TransitOf(packet) = PacketTransit();
     TransitOf(packet).source = port;
     TransitOf(packet).destination = destination;
@@ -88,7 +88,7 @@ void Fabric::State::SendToEveryone(PortId port, rte_mbuf* packet, Time now) {
     rte_mbuf* copy = CopyPacket(packet);
     if (copy == nullptr) {
       Discard(to, Direction::kRx, DropReason::queue_full);
-    } else if (plain) {
+    } else if (plain()) {
       Deliver(to, copy, 0);
     } else {
       TransitOf(copy) = PacketTransit();

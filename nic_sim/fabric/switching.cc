@@ -207,7 +207,7 @@ void Fabric::State::Send(PortId port, rte_mbuf* packet, Time now) {
     rte_pktmbuf_free(packet);
     return;
   }
-  if (plain) [[likely]] {
+  if (plain()) [[likely]] {
     CountSent(port, packet, destination.l3);
     if (destination.port == kOutside) {
       SendOut(port, packet);
@@ -286,7 +286,7 @@ void Fabric::State::SendToGroup(PortId port, rte_mbuf* packet, uint32_t l3, Time
     rte_mbuf* copy = last ? std::exchange(packet, nullptr) : CopyPacket(packet);
     if (copy == nullptr) {
       Discard(to, Direction::kRx, DropReason::queue_full);
-    } else if (plain) {
+    } else if (plain()) {
       Deliver(to, copy, l3);
     } else {
       TransitOf(copy) = PacketTransit();
@@ -369,7 +369,7 @@ void Fabric::State::TakeIn(PortId port, rte_mbuf* packet, Time now) {
     rte_pktmbuf_free(packet);
     return;
   }
-  if (plain) {
+  if (plain()) {
     Deliver(port, packet, l3);
     return;
   }
@@ -394,7 +394,7 @@ bool Fabric::PollWires(Time now) {
     return false;
   const std::lock_guard guard(state.mutex);
   state.clock = now;
-  if (!state.plain) {
+  if (!state.plain()) {
     now = state.Monotonic(now);
     state.ReleaseHeld(now);
   }
@@ -416,14 +416,14 @@ void Fabric::Transmit(PortId port, std::span<rte_mbuf* const> packets, Time now)
   const std::lock_guard guard(state_->mutex);
   State& state = *state_;
   state.clock = now;
-  if (!state.plain) [[unlikely]] {
+  if (!state.plain()) [[unlikely]] {
     now = state.Monotonic(now);
     state.ReleaseHeld(now);  // they were first
   }
   for (rte_mbuf* packet : packets) state.Send(port, packet, now);
   state.FlushWires(now);
   state.Announce();
-  if (!state.plain) [[unlikely]] {
+  if (!state.plain()) [[unlikely]] {
     state.NoteLinks();
     state.NoteStalls(now);
   }
@@ -454,7 +454,7 @@ bool Fabric::stalled(PortId port) const {
 }
 
 Time Fabric::next_deadline() const {
-  if (state_->plain && !state_->has_wires) [[likely]]
+  if (state_->plain() && !state_->has_wires) [[likely]]
     return Time::Never();
   const std::lock_guard guard(state_->mutex);
   Time deadline = state_->faults.next_deadline();
@@ -465,12 +465,12 @@ Time Fabric::next_deadline() const {
 }
 
 void Fabric::HandleTimeout(Time now) {
-  if (state_->plain && !state_->has_wires) [[likely]]
+  if (state_->plain() && !state_->has_wires) [[likely]]
     return;
   const std::lock_guard guard(state_->mutex);
   state_->clock = now;
   now = state_->Monotonic(now);
-  if (!state_->plain) state_->ReleaseHeld(now);
+  if (!state_->plain()) state_->ReleaseHeld(now);
   for (const PortId port : state_->wired) {
     state_->ports[port]->wire->HandleTimeout(now);
     state_->ServeWaiting(port, now);
@@ -478,7 +478,7 @@ void Fabric::HandleTimeout(Time now) {
   state_->FlushWires(now);
   state_->Announce();
   state_->NoteLinks();
-  if (!state_->plain) state_->NoteStalls(now);
+  if (!state_->plain()) state_->NoteStalls(now);
 }
 
 }  // namespace verbena::nic

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "nic_sim/faults/device_rule.h"
+#include "nic_sim/trace/measured_parts.h"
 #include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 #include "transport/transport_event.h"
@@ -70,7 +71,9 @@ class DeviceFaults {
     kTimed = 16,
   };
   // Rules of one of these kinds are there.
-  bool wants(uint32_t kinds) const { return (kinds_.load(std::memory_order_relaxed) & kinds) != 0; }
+  bool wants(uint32_t kinds) const {
+    return kHasFaults && (kinds_.load(std::memory_order_relaxed) & kinds) != 0;
+  }
 
   // Bits by abi::FaultCheckVerb: those with rules.
   uint32_t checked_verbs() const { return checked_verbs_.load(std::memory_order_relaxed); }

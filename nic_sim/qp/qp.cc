@@ -69,7 +69,7 @@ void Qp::SetState(QpState state) {
   config_.record->state.store(static_cast<uint32_t>(state), std::memory_order_release);
 }
 
-void Qp::Trace(TraceEvent event) {
+void Qp::Record(TraceEvent event) {
   event.time_ns = config_.shard->now().ns();
   event.qpn = qpn_.value();
   event.port = config_.nic->port();

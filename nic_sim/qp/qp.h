@@ -21,6 +21,7 @@
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_receive_queue.h"
 #include "nic_sim/queues/work_queue.h"
+#include "nic_sim/trace/measured_parts.h"
 #include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 #include "transport/qp_state.h"
@@ -177,7 +178,9 @@ class Qp {
   }
   void SetState(transport::QpState state);
   // Into the shard's ring; time, QPN and port are filled in here.
-  void Trace(TraceEvent event);
+  void Trace(const TraceEvent& event) {
+    if constexpr (kHasTrace) Record(event);
+  }
   // The oldest send WQE; false if none is posted.
   bool FetchSend(FetchedSend* send);
   void TraceCompletion(const transport::Completion& completion, uint32_t peer_qpn);
@@ -228,6 +231,7 @@ class Qp {
   SrqPort srq_port_;
 
  private:
+  void Record(TraceEvent event);
   int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
   void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
   int CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const;

@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "nic_sim/trace/measured_parts.h"
+
 namespace verbena::nic {
 
 enum class TraceKind : uint8_t {
@@ -56,7 +58,9 @@ class TraceRing {
   // `capacity`: a power of two.
   explicit TraceRing(size_t capacity) : events_(capacity) {}
 
-  void Record(const TraceEvent& event) { events_[written_++ & (events_.size() - 1)] = event; }
+  void Record(const TraceEvent& event) {
+    if constexpr (kHasTrace) events_[written_++ & (events_.size() - 1)] = event;
+  }
 
   // Calls visit(event) for what is still there, oldest first.
   template <typename Visitor>
