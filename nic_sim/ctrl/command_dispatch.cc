@@ -353,8 +353,10 @@ CommandResult DispatchCommand(Context* context, std::span<const std::byte> reque
   const Command* command = FindCommand(header.op);
   if (command == nullptr) return Refuse(header.sequence, EOPNOTSUPP);
   if (request.size() != command->request_bytes) return Refuse(header.sequence, EINVAL);
-  if (const int error = context->InjectedError(header.op); error != 0) [[unlikely]]
+  if (const int error = context->InjectedError(header.op); error != 0) [[unlikely]] {
+    context->TraceCommand(header.op, error);
     return Refuse(header.sequence, error);
+  }
   CommandResult result;
   Call call = {context, std::move(fds), &result};
   command->run(call, request);

@@ -513,7 +513,16 @@ int DeviceContext::GetSegment(uint32_t segment, SegmentFds* fds) {
 
 // --- Events ---
 
-bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
+bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type, uint32_t qpn) {
+  shard_.trace().Record({.time_ns = shard_.now().ns(),
+                         .qpn = qpn,
+                         .port = nic_.port(),
+                         .kind = TraceKind::kEvent,
+                         .code = static_cast<uint8_t>(type)});
+  if (type == AsyncEventType::kQpFatal || type == AsyncEventType::kQpReqErr ||
+      type == AsyncEventType::kQpAccessErr) {
+    FailureSignal::Raise();
+  }
   const abi::AsyncEventRecord record{
       .element = element, .event_type = static_cast<uint32_t>(type), .reserved = 0};
   ssize_t written;
@@ -524,12 +533,7 @@ bool DeviceContext::WriteEvent(uint64_t element, AsyncEventType type) {
 }
 
 void DeviceContext::OnQpEvent(Qp& qp, AsyncEventType type) {
-  qp.TraceEventOf(type);
-  if (type == AsyncEventType::kQpFatal || type == AsyncEventType::kQpReqErr ||
-      type == AsyncEventType::kQpAccessErr) {
-    FailureSignal::Raise();
-  }
-  if (WriteEvent(qp.config().user_handle, type)) ++qp.async_events;
+  if (WriteEvent(qp.config().user_handle, type, qp.qpn().value())) ++qp.async_events;
 }
 
 void DeviceContext::TraceCommand(uint32_t op, int error) {

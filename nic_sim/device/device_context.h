@@ -117,7 +117,7 @@ class DeviceContext final : public Context,
   void OnInjectedEvent(Qp& qp, CompletionQueue* cq, uint8_t type) override;
   void OnLinkChange() override;
   void OnSrqEvent(SharedReceiveQueue& srq, transport::AsyncEventType type) override;
-  void OnXrcQpEvent(XrcOpener& opener, transport::AsyncEventType type) override;
+  void OnXrcQpEvent(Qp& target, XrcOpener& opener, transport::AsyncEventType type) override;
 
   // For listings.
   const Nic& nic() const { return nic_; }
@@ -185,7 +185,8 @@ class DeviceContext final : public Context,
   uint32_t CloseXrcQp(uint32_t handle);  // gives the events written for it
   void ReleaseDomain(XrcDomain* domain);
   void ReleaseXrc();
-  bool WriteEvent(uint64_t element, transport::AsyncEventType type);
+  // Into the context's pipe and the trace. `qpn`: of an event of a QP.
+  bool WriteEvent(uint64_t element, transport::AsyncEventType type, uint32_t qpn = 0);
 
   Shard& shard_;
   Nic& nic_;

@@ -3,9 +3,12 @@
 // What people and scripts see of a device: object lists, counters, the dump.
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "nic_sim/device/device.h"
 #include "nic_sim/device/device_state.h"
@@ -25,25 +28,34 @@ json Head(const DeviceContext& context) {
           {"comm", context.client().comm}};
 }
 
-json Describe(const Qp& qp) {
-  const Qp::Progress progress = qp.progress();
-  return {{"qpn", qp.qpn().value()},
-          {"type", transport::QpTypeName(qp.config().type)},
-          {"state", transport::QpStateName(qp.state())},
-          {"dest_qpn", qp.attr().dest_qpn},
-          {"sq_psn", progress.sq_psn.value()},
-          {"rq_psn", progress.rq_psn.value()},
-          {"sq_posted", qp.sq().posted()},
-          {"sq_fetched", qp.sq().fetched()},
-          {"rq_posted", qp.rq().posted()},
-          {"rq_taken", qp.rq().taken()},
-          {"outstanding", progress.outstanding},
-          {"una_psn", progress.una_psn.value()},
-          {"msn", progress.msn.value()},
-          {"pdn", qp.config().pd},
-          {"srqn",
-           qp.config().srq != nullptr ? json(qp.config().srq->config().number) : json(nullptr)}};
-}
+// There may be thousands of QPs, and the engine waits while they are looked at: copied first,
+// made JSON without the lock.
+struct QpSnapshot {
+  std::shared_ptr<const json> head;  // of its context
+  uint32_t qpn, dest_qpn, pdn;
+  std::optional<uint32_t> srqn;
+  transport::QpType type;
+  transport::QpState state;
+  Qp::Progress progress;
+  uint32_t sq_posted, sq_fetched, rq_posted, rq_taken;
+  transport::TransportCounters counters;
+
+  QpSnapshot(const Qp& qp, std::shared_ptr<const json> head_of_context)
+      : head(std::move(head_of_context)),
+        qpn(qp.qpn().value()),
+        dest_qpn(qp.attr().dest_qpn),
+        pdn(qp.config().pd),
+        type(qp.config().type),
+        state(qp.state()),
+        progress(qp.progress()),
+        sq_posted(qp.sq().posted()),
+        sq_fetched(qp.sq().fetched()),
+        rq_posted(qp.rq().posted()),
+        rq_taken(qp.rq().taken()) {
+    if (qp.config().srq != nullptr) srqn = qp.config().srq->config().number;
+    qp.AddCounters(&counters);
+  }
+};
 
 json Describe(const SharedReceiveQueue& srq, const DeviceContext& context) {
   json qpns = json::array();
@@ -75,15 +87,28 @@ json Describe(const Region& region) {
           {"access", region.access}};
 }
 
-json DescribeWithCounters(const Qp& qp) {
-  transport::TransportCounters values;
-  qp.AddCounters(&values);
+json Describe(const QpSnapshot& qp) {
   json counters;
-#define X(name, meaning) counters[#name] = values.name;
+#define X(name, meaning) counters[#name] = qp.counters.name;
   VERBENA_TRANSPORT_COUNTERS(X)
 #undef X
-  json object = Describe(qp);
-  object["counters"] = std::move(counters);
+  json object = {{"qpn", qp.qpn},
+                 {"type", transport::QpTypeName(qp.type)},
+                 {"state", transport::QpStateName(qp.state)},
+                 {"dest_qpn", qp.dest_qpn},
+                 {"sq_psn", qp.progress.sq_psn.value()},
+                 {"rq_psn", qp.progress.rq_psn.value()},
+                 {"sq_posted", qp.sq_posted},
+                 {"sq_fetched", qp.sq_fetched},
+                 {"rq_posted", qp.rq_posted},
+                 {"rq_taken", qp.rq_taken},
+                 {"outstanding", qp.progress.outstanding},
+                 {"una_psn", qp.progress.una_psn.value()},
+                 {"msn", qp.progress.msn.value()},
+                 {"pdn", qp.pdn},
+                 {"srqn", qp.srqn ? json(*qp.srqn) : json(nullptr)},
+                 {"counters", std::move(counters)}};
+  object.update(*qp.head);
   return object;
 }
 
@@ -107,7 +132,9 @@ void Add(json& items, const DeviceContext& context, json object) {
   items.push_back(std::move(object));
 }
 
-void ListOf(std::string_view what, const DeviceContext& context, json& items) {
+// QPs into `qps`, everything else into `items`.
+void ListOf(std::string_view what, const DeviceContext& context, json& items,
+            std::vector<QpSnapshot>& qps) {
   if (what == "context") {
     Add(items, context,
         {{"cookie", context.cookie()},
@@ -130,10 +157,11 @@ void ListOf(std::string_view what, const DeviceContext& context, json& items) {
       if (cq != nullptr) Add(items, context, Describe(*cq));
     }
   } else if (what == "qp") {
+    const auto head = std::make_shared<const json>(Head(context));
     for (const Qp* qp : context.qps()) {
-      if (qp != nullptr) Add(items, context, DescribeWithCounters(*qp));
+      if (qp != nullptr) qps.emplace_back(*qp, head);
     }
-    context.ForEachXrcQp([&](const Qp& qp) { Add(items, context, DescribeWithCounters(qp)); });
+    context.ForEachXrcQp([&](const Qp& qp) { qps.emplace_back(qp, head); });
   } else if (what == "srq") {
     for (const auto& srq : context.srqs()) {
       if (srq != nullptr) Add(items, context, Describe(*srq, context));
@@ -210,9 +238,11 @@ json Device::List(std::string_view what, std::optional<uid_t> user) const {
   std::vector<std::shared_ptr<Tenant>> tenants = state_->Tenants();
   if (user) std::erase_if(tenants, [user](const auto& one) { return one->uid != UserOf(*user); });
   json items = json::array();
+  std::vector<QpSnapshot> qps;
   json held_up = ForEachTenant(tenants, [&](const Tenant& tenant) {
-    for (const auto& context : tenant.contexts) ListOf(what, *context, items);
+    for (const auto& context : tenant.contexts) ListOf(what, *context, items, qps);
   });
+  for (const QpSnapshot& qp : qps) items.push_back(Describe(qp));
   json list = {{"items", std::move(items)}};
   if (!held_up.empty()) list["held_up"] = std::move(held_up);
   return list;

@@ -152,8 +152,8 @@ uint32_t DeviceContext::CloseXrcQp(uint32_t handle) {
   return events;
 }
 
-void DeviceContext::OnXrcQpEvent(XrcOpener& opener, AsyncEventType type) {
-  if (WriteEvent(opener.user_handle, type)) ++opener.async_events;
+void DeviceContext::OnXrcQpEvent(Qp& target, XrcOpener& opener, AsyncEventType type) {
+  if (WriteEvent(opener.user_handle, type, target.qpn().value())) ++opener.async_events;
 }
 
 void DeviceContext::ReleaseXrc() {

@@ -59,6 +59,14 @@ Qp::~Qp() {
   if (config_.srq != nullptr) --config_.srq->qp_references;
 }
 
+inline void Qp::Trace(const TraceEvent& event) {
+  TraceEvent whole = event;
+  whole.time_ns = config_.shard->now().ns();
+  whole.qpn = qpn_.value();
+  whole.port = config_.nic->port();
+  config_.shard->trace().Record(whole);
+}
+
 void Qp::SetState(QpState state) {
   if (state != state_) {
     Trace({.kind = TraceKind::kState,
@@ -67,13 +75,6 @@ void Qp::SetState(QpState state) {
   }
   state_ = state;
   config_.record->state.store(static_cast<uint32_t>(state), std::memory_order_release);
-}
-
-void Qp::Record(TraceEvent event) {
-  event.time_ns = config_.shard->now().ns();
-  event.qpn = qpn_.value();
-  event.port = config_.nic->port();
-  config_.shard->trace().Record(event);
 }
 
 bool Qp::FetchSend(FetchedSend* send) {
@@ -268,6 +269,9 @@ abi::QpAttr Qp::Query() const {
 // --- Engine steps ---
 
 void Qp::TraceCompletion(const Completion& completion, uint32_t peer_qpn) {
+  // Of a process that has ended: nobody sees it, and it is no failure to explain.
+  if (config_.space != nullptr && config_.space->gone()) [[unlikely]]
+    return;
   if (completion.status != transport::WcStatus::kSuccess &&
       completion.status != transport::WcStatus::kWrFlushErr) [[unlikely]] {
     FailureSignal::Raise();

@@ -21,7 +21,6 @@
 #include "nic_sim/queues/completion_queue.h"
 #include "nic_sim/queues/shared_receive_queue.h"
 #include "nic_sim/queues/work_queue.h"
-#include "nic_sim/trace/measured_parts.h"
 #include "nic_sim/trace/trace_ring.h"
 #include "transport/base/time.h"
 #include "transport/qp_state.h"
@@ -153,10 +152,6 @@ class Qp {
   const SendQueue& sq() const { return sq_; }
   const ReceiveQueue& rq() const { return rq_; }
 
-  void TraceEventOf(transport::AsyncEventType type) {
-    Trace({.kind = TraceKind::kEvent, .code = static_cast<uint8_t>(type)});
-  }
-
   uint32_t async_events = 0;           // written for this QP
   uint32_t flows = 0;                  // rules that lead here
   std::vector<transport::Gid> groups;  // that it is attached to
@@ -178,9 +173,7 @@ class Qp {
   }
   void SetState(transport::QpState state);
   // Into the shard's ring; time, QPN and port are filled in here.
-  void Trace(const TraceEvent& event) {
-    if constexpr (kHasTrace) Record(event);
-  }
+  inline void Trace(const TraceEvent& event);  // qp.cc alone has use for it
   // The oldest send WQE; false if none is posted.
   bool FetchSend(FetchedSend* send);
   void TraceCompletion(const transport::Completion& completion, uint32_t peer_qpn);
@@ -231,7 +224,6 @@ class Qp {
   SrqPort srq_port_;
 
  private:
-  void Record(TraceEvent event);
   int CheckValues(const abi::QpAttr& attr, uint32_t mask) const;
   void CopyAttributes(const abi::QpAttr& attr, uint32_t mask);
   int CheckAlternatePath(const abi::QpAttr& attr, uint32_t mask) const;

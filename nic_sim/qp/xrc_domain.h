@@ -34,7 +34,7 @@ struct XrcOpener {
   class Sink {
    public:
     virtual ~Sink() = default;
-    virtual void OnXrcQpEvent(XrcOpener& opener, transport::AsyncEventType type) = 0;
+    virtual void OnXrcQpEvent(Qp& target, XrcOpener& opener, transport::AsyncEventType type) = 0;
   };
   Sink* sink = nullptr;
   uint64_t user_handle = 0;
@@ -46,8 +46,8 @@ struct XrcOpener {
 class XrcTarget final : public QpEventSink {
  public:
   const AddressHandle* FindAh(uint32_t) const override { return nullptr; }
-  void OnQpEvent(Qp&, transport::AsyncEventType type) override {
-    for (XrcOpener* opener : openers) opener->sink->OnXrcQpEvent(*opener, type);
+  void OnQpEvent(Qp& target, transport::AsyncEventType type) override {
+    for (XrcOpener* opener : openers) opener->sink->OnXrcQpEvent(target, *opener, type);
   }
   void OnCqOverrun(CompletionQueue&) override {}  // it has none
   void OnInjectedEvent(Qp& target, CompletionQueue*, uint8_t type) override {

@@ -132,7 +132,10 @@ class Story {
     for (size_t i = 0; i < end; ++i) {
       const Json& event = events[i];
       if (Number(event, "qpn") != qpn) continue;
-      if (Is(event, "state") && TextField(event, "to") == "RTR") begin = i;
+      if (Is(event, "state") && TextField(event, "to") == "RTR") {
+        begin = i;
+        whole_ = true;
+      }
       if (Is(event, "sent") && Number(event, "peer_qpn") != 0) peer_ = Number(event, "peer_qpn");
     }
     for (size_t i = begin; i < end; ++i) {
@@ -226,8 +229,10 @@ class Story {
       if (qpn == peer_ && Is(*event, "sent") && HasSyndrome(*event)) ++answers;
       if (qpn == qpn_ && Is(*event, "received") && HasSyndrome(*event)) ++came;
     }
-    out->what = fmt::format("{} with PSN {} was sent {} and never acknowledged",
-                            TextField(*first, "opcode", "the request"), psn, Times(sent));
+    out->what = fmt::format(
+        "{} with PSN {} was sent {}{} and never acknowledged{}",
+        TextField(*first, "opcode", "the request"), psn, whole_ ? "" : "at least ", Times(sent),
+        whole_ ? "" : " (the trace does not reach back to the connection's beginning)");
     const bool by_device = !out->because.empty();
     AddHits(out);
     AddRefusals(out);
@@ -297,8 +302,16 @@ class Story {
   const Json& rules_;
   uint32_t qpn_;
   uint32_t peer_ = 0;
+  bool whole_ = false;  // the trace reaches back to the connection's beginning
   std::vector<const Json*> events_;
 };
+
+// Says nothing to a reader of a failure: what is flushed follows from it, and
+// doorbells are in front of all that is posted.
+bool IsNoise(const Json& event) {
+  return Is(event, "doorbell") ||
+         (Is(event, "completion") && TextField(event, "status") == "WR_FLUSH_ERR");
+}
 
 bool IsFailure(const Json& event) {
   if (!Is(event, "completion")) return false;
@@ -532,10 +545,11 @@ Explanation Explain(const Json& events, const Json& rules, std::optional<uint32_
     TellDeath(events, rules, at, &out);
     story.AddHits(&out);
   }
-  const std::vector<const Json*>& all = story.events();
+  std::vector<const Json*> all = story.events();
   if (!all.empty()) {
     AddHitsElsewhere(events, rules, out.qpn, IntegerField(*all.front(), "time_ns"), &out);
   }
+  std::erase_if(all, [](const Json* event) { return IsNoise(*event); });
   const size_t shown = std::min(all.size(), kEventsShown);
   for (size_t i = all.size() - shown; i < all.size(); ++i) out.events.push_back(*all[i]);
   return out;

@@ -93,6 +93,13 @@ class ScenarioCommand(unittest.TestCase):
             self.assertEqual(status, 2, output)
             self.assertIn(message, output)
 
+    def test_a_program_that_is_not_there_ends_with_2_before_anything_starts(self):
+        for command in ("no_such_program_here", "/no/such/program", self.folder):
+            status, output = self.scenario(HEAD + PROGRAM % command)
+            self.assertEqual(status, 2, output)
+            self.assertIn("program p: " + command, output)
+        self.assertFalse(self.leftovers())
+
     def test_a_program_that_hangs_is_ended_at_the_limit(self):
         start = time.monotonic()
         status, output = self.scenario(HEAD + "limit_s = 1\n" +

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """timeline, trace --perfetto, counters --watch and --qp, metrics, over a daemon of the test's own."""
 
+import errno
 import json
 import os
 import re
@@ -264,6 +265,25 @@ class TraceTools(AppTestCase):
         copied = {event["to"]: event["bytes"] for event in events if event["event"] == "dma"}
         self.assertGreaterEqual(copied["packets"], 4096)
         self.assertGreaterEqual(copied["memory"], 4096)
+
+    def test_the_trace_has_calls_that_a_rule_fails_and_events_of_ports(self):
+        status, output, _ = self.probe("write", "--count", 1,
+                                       rules=["fail verb=reg_mr errno=ENOMEM nth=1"])
+        self.assertNotEqual(status, 0, output)
+        self.assertIn((errno.ENOMEM, "reg_mr"),
+                      [(event["errno"], event["command"]) for event in self.daemon.json("trace")
+                       if event["event"] == "command"])
+        watcher = self.daemon.program("ibv_asyncwatch", "-d", "verbena0", limit=60)
+        self.addCleanup(watcher.close)
+        self.assertTrue(watcher.wait_for("async event FD", 20), watcher.describe())
+        self.daemon.command("fault", "add", "down dev=verbena0")
+        self.assertTrue(watcher.wait_for("PORT_ERR", 20), watcher.describe())
+        self.daemon.command("fault", "clear")
+        self.assertTrue(watcher.wait_for("PORT_ACTIVE", 20), watcher.describe())
+        seen = [event["type"] for event in self.daemon.json("trace")
+                if event["event"] == "async_event" and event["device"] == "verbena0"]
+        self.assertEqual([name for name in seen if name.startswith("PORT_")],
+                         ["PORT_ERR", "PORT_ACTIVE"])
 
     def test_the_daemon_explains_a_failure_by_itself(self):
         self.daemon.command("fault", "add", "drop opcode=write psn=0")

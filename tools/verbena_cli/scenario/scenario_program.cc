@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <climits>
 #include <cstring>
 #include <regex>
+#include <sstream>
 
 extern char** environ;
 
@@ -67,6 +69,25 @@ bool OpenTerminal(int* master, int* slave) {
 }
 
 }  // namespace
+
+std::string ScenarioProgram::Missing(const std::vector<std::string>& command) {
+  const std::string& name = command.front();
+  const auto is_program = [](const std::string& path) {
+    struct stat status;
+    return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+           access(path.c_str(), X_OK) == 0;
+  };
+  if (name.find('/') != std::string::npos) {
+    return is_program(name) ? "" : fmt::format("{} cannot be executed", name);
+  }
+  const char* path = getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  std::string folder;
+  while (std::getline(folders, folder, ':')) {
+    if (is_program((folder.empty() ? "." : folder) + "/" + name)) return "";
+  }
+  return fmt::format("{} is not installed: in no folder of PATH", name);
+}
 
 ScenarioProgram::~ScenarioProgram() {
   Kill();

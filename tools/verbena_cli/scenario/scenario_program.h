@@ -27,6 +27,8 @@ class ScenarioProgram {
   ScenarioProgram(const ScenarioProgram&) = delete;
   ScenarioProgram& operator=(const ScenarioProgram&) = delete;
 
+  // Empty, or why the command's program can surely not be executed.
+  static std::string Missing(const std::vector<std::string>& command);
   // Empty, or why it could not be started.
   std::string Start(const std::vector<std::string>& command, const Variables& environment);
   // Takes what it printed and whether it has ended. Cheap.
@@ -42,7 +44,6 @@ class ScenarioProgram {
   std::optional<int> status() const { return status_; }
   double seconds() const;  // that it ran, so far
   const std::string& output() const { return output_; }
-  int fd() const { return terminal_; }
 
   // A line of the output that has the pattern. Lines are looked at up to 4000
   // characters: std::regex recurses.

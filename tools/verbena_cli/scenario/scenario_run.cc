@@ -112,6 +112,11 @@ class Run {
 
   // Empty, or why nothing could be started.
   std::string Start(const std::string& folder) {
+    for (const ProgramSpec& program : scenario_.programs) {
+      if (std::string problem = ScenarioProgram::Missing(program.command); !problem.empty()) {
+        return fmt::format("program {}: {}", program.name, problem);
+      }
+    }
     const nic::PathResult run_folder = nic::CreateRunFolder(/*system=*/false);
     if (!run_folder.ok()) return run_folder.error;
     DaemonOptions daemon;
@@ -156,11 +161,6 @@ class Run {
         if (outcome_.problems.empty()) outcome_.problems.emplace_back("its time is over");
         break;
       }
-      std::vector<pollfd> outputs;
-      for (const auto& program : programs_) {
-        if (program->running()) outputs.push_back({program->fd(), POLLIN, 0});
-      }
-      // A descriptor without a writer is always ready: pause all the same.
       poll(nullptr, 0, kPauseMs);
     }
     AddMissing();

@@ -57,5 +57,29 @@ TEST(ExplainDeviceFaults, ACallThatFailedByRuleIsNamedThoughNothingElseFailed) {
   EXPECT_THAT(found.what, HasSubstr("not all went smoothly"));
 }
 
+Json Request(int64_t time_ns, bool again) {
+  return {{"time_ns", time_ns}, {"event", "sent"}, {"qpn", 17},        {"peer_qpn", 18},
+          {"psn", 5},           {"bytes", 9},      {"opcode", "READ"}, {"retransmission", again}};
+}
+
+TEST(Explain, WhereTheTraceBeginsTooLateItSaysThatThereMayHaveBeenMore) {
+  const Json late = Json::array({Request(1, true), Completion(9, 17, "RETRY_EXC_ERR")});
+  EXPECT_THAT(Explain(late, Json::array(), 17u).what, HasSubstr("at least once"));
+  const Json ready = {
+      {"time_ns", 0}, {"event", "state"}, {"qpn", 17}, {"from", "INIT"}, {"to", "RTR"}};
+  const Json whole =
+      Json::array({ready, Request(1, false), Request(2, true), Completion(9, 17, "RETRY_EXC_ERR")});
+  EXPECT_THAT(Explain(whole, Json::array(), 17u).what, HasSubstr("was sent 2 times"));
+}
+
+TEST(Explain, WhatIsFlushedDoesNotHideWhatLedToTheFailure) {
+  Json events = Json::array({Request(1, false)});
+  for (int i = 0; i < 100; ++i) events.push_back(Completion(2 + i, 18, "WR_FLUSH_ERR"));
+  events.push_back(Completion(200, 17, "RETRY_EXC_ERR"));
+  const Explanation found = Explain(events, Json::array(), 17u);
+  ASSERT_EQ(found.events.size(), 2u);
+  EXPECT_EQ(found.events.front().at("event"), "sent");
+}
+
 }  // namespace
 }  // namespace verbena::nic
