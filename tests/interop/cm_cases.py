@@ -57,7 +57,8 @@ def cases():
                {SIDR_REQ: 1, SIDR_REP: 1}, vector="cm_sidr_closed_port", check=(SIDR_REP,),
                ends=(None, None), says=("", "RDMA_CM_EVENT_UNREACHABLE, error: 1"),
                families=("ipv4",)),
-        # The server wants one connection, and refuses the other.
+        # The server wants one connection, refuses the other and ends at once, which rejects the first
+        # too if its RTU is not there yet: the client has to have seen the REP before any REJ.
         CmCase("rejected by the server's program", "ucmatose -b {a} -c 1",
                "ucmatose -s {a} -c 2", {REQ: 2, REJ: 1},
                says=("failing connection request", "RDMA_CM_EVENT_REJECTED, error: 28"),
@@ -83,7 +84,7 @@ def cases():
                     "ib_send_bw -c UD -n 100 -s 1024 -t 16 -r 200"):
         result.append(CmCase(program + " -R", program + " -R -F -d {d}",
                              program + " -R -F -d {d} {a}", {}, families=("ipv4",),
-                             note="perftest 6.06 resolves IPv4 only"))
+                             note="perftest 6.06 asks getaddrinfo for AF_INET only"))
     return result
 
 
