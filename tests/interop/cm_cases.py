@@ -60,7 +60,7 @@ def cases():
         # The server wants one connection, refuses the other and ends at once, which rejects the first
         # too if its RTU is not there yet: the client has to have seen the REP before any REJ.
         CmCase("rejected by the server's program", "ucmatose -b {a} -c 1",
-               "ucmatose -s {a} -c 2", {REQ: 2, REJ: 1},
+               "ucmatose -s {a} -c 2", {REQ: 2, REJ: 1}, rules=("delay mad=rej us=500000",),
                says=("failing connection request", "RDMA_CM_EVENT_REJECTED, error: 28"),
                ends=(None, None)),
         CmCase("server killed", "rping -s -a {a} -C 1000000", "rping -c -a {a} -C 1000000",
@@ -236,7 +236,7 @@ class Runner:
                 problems.append(f"the {role} ends with {statuses[role]}")
             if pattern and not re.search(pattern, outputs[role]):
                 problems.append(f"the {role} does not say '{pattern}'")
-        if case.rules and 0 in hits:
+        if len(hits) != len(case.rules) or 0 in hits:
             problems.append("the rule hit nothing")
         problems += self.check_capture(case, family, path)
         if not self.vectors:
