@@ -33,12 +33,13 @@ class Case:
     """One row of the matrix. `ops`: text, or {"v>r": text, "r>v": text} where the ends differ."""
 
     def __init__(self, group, name, ops, options="", rules=(), gid="ipv4", capture=None,
-                 directions=("v>r", "r>v"), note="", responder="", hits=True):
+                 directions=("v>r", "r>v"), note="", responder="", hits=True, rxe_stalls=None):
         self.group, self.name, self.options, self.rules = group, name, options, rules
         self.ops = ops if isinstance(ops, dict) else {"v>r": ops, "r>v": ops}
         self.gid, self.capture, self.directions, self.note = gid, capture, directions, note
         self.responder = responder  # What its output must contain (regular expression).
         self.hits = hits  # Each rule must have hit something.
+        self.rxe_stalls = rxe_stalls  # What the guest says when rxe forgot to go on: done once more.
 
 
 def sizes(name, mtu):
@@ -67,17 +68,19 @@ def cases():
     add("order", "16 SENDs as one chain", "+".join(["send:64"] * 16), capture="pipelined_sends")
     add("order", "12 READs as one chain, 4 outstanding", "+".join(["read:3000"] * 12))
     add("order", "READs with 1 outstanding", "+".join(["read:3000"] * 4), "--rd-atomic 1")
+    # rxe's requester sets its fence flag without a lock: if all completes in between, it sends nothing
+    # any more, and no timer runs as nothing is outstanding. (Whom Verbena does not answer gives up.)
     add("order", "mixed chain with fences",
-        "write:2000+read:2000+send:10+faa+send:5!fence+cas+write:70!fence+read:70+sendimm:9")
+        "write:2000+read:2000+send:10+faa+send:5!fence+cas+write:70!fence+read:70+sendimm:9",
+        rxe_stalls=r"!fence: no completion\nQP state 3\n")
     # 3907 packets: the emulated CPU needs longer than 67 ms for them.
     add("order", "1 MB WRITE at MTU 256", "write:1000000", "--mtu 256 --timeout 18")
     add("order", "1 MB READ at MTU 256", "read:1000000", "--mtu 256 --timeout 18")
     add("order", "PSN wraps", "send:3000,read:3000,write:3000,faa,send:3000", "--psn 0xfffffe",
         capture="psn_wrap")
     add("invalidate", "SEND with invalidate of a memory window",
-        "write:8!mw,sendinv:10,write:8!mw@REM_ACCESS_ERR", directions=("v>r",),
-        capture="send_inv", note="memory windows are not built yet: requester only")
-    add("invalidate", "SEND with invalidate, two packets", "sendinv:1500", directions=("v>r",),
+        "write:8!mw,sendinv:10,write:8!mw@REM_ACCESS_ERR", capture="send_inv")
+    add("invalidate", "SEND with invalidate, two packets", "sendinv:1500",
         capture="send_inv_last")
     add("invalidate", "SEND with invalidate of a region's key",
         {"v>r": "sendinv:10!mr", "r>v": "sendinv:10!mr@RETRY_EXC_ERR"},
@@ -321,7 +324,12 @@ def run(a, kernel, elf, image, results):
             row = {"group": case.group, "name": case.name, "note": case.note}
             results.append(row)
             for direction in case.directions:
-                record(row, direction, *runner.run_peers(case, direction))
+                result, text = runner.run_peers(case, direction)
+                if result == "FAIL" and direction == "r>v" and case.rxe_stalls and re.search(
+                        case.rxe_stalls, text[text.index("--- rxe"):]):
+                    print(f"again: rxe stalls, {direction} {case.group}: {case.name}", flush=True)
+                    result, text = runner.run_peers(case, direction)
+                record(row, direction, result, text)
         for gid in ("ipv4", "ipv6"):
             for command in stock_commands():
                 row = {"group": f"stock programs, {gid}", "name": f"`{command}`", "note": ""}
