@@ -292,7 +292,8 @@ def markdown(results, kernel, seconds):
     for row in results:
         if row["group"] != group:
             group = row["group"]
-            lines += ["", f"### {group[0].upper()}{group[1:]}", "",
+            title = re.sub(r"\bip(?=v\d)", "IP", group)
+            lines += ["", f"### {title if '_' in title else title[0].upper() + title[1:]}", "",
                       "| case | Verbena requests | rxe requests | |", "|---|---|---|---|"]
         cells = [row.get(direction, "") for direction in ("v>r", "r>v")]
         lines.append(f"| {row['name']} | {cells[0]} | {cells[1]} | {row['note']} |".replace(
