@@ -70,6 +70,7 @@ def cases():
                {REQ: 1, REP: 1, RTU: 1, DREQ: 1}, says=("DISCONNECT EVENT", ""),
                ends=(None, None), kill="client"),
     ]
+    # Linux joins IPv6 groups by no protocol: ENOTSUPP.
     result.append(CmCase("mckey", "mckey -m 239.1.2.3 -b {a}", "mckey -s -m 239.1.2.3 -b {c}",
                          families=("ipv4",)))
     # rping's client destroys its id without waiting for the DREP; its DREQ is sent once, on Linux too

@@ -289,7 +289,8 @@ def markdown(results, kernel, seconds):
     """The matrix for docs/INTEROP.md."""
     lines = []
     group = None
-    for row in results:
+    groups = list(dict.fromkeys(row["group"] for row in results))
+    for row in sorted(results, key=lambda row: groups.index(row["group"])):
         if row["group"] != group:
             group = row["group"]
             title = re.sub(r"\bip(?=v\d)", "IP", group)
