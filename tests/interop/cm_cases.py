@@ -93,11 +93,15 @@ def cases():
     return result
 
 
-def differences(one, other, attribute):
+# The local ACK timeout in a REQ: code 19 in Linux 6.1, of which the captures are, 17 in 6.12.
+TIMEOUT = {REQ: [(95, 1)]}
+
+
+def differences(one, other, attribute, ignored=()):
     """Bytes of two messages of one kind that should be the same, as text."""
     def fields(packet):
         data = bytearray(wire.masked(packet, attribute))
-        for first, count in DEPTHS.get(attribute, ()):
+        for first, count in (*DEPTHS.get(attribute, ()), *ignored):
             start = 8 + wire.HEADER + first
             data[start:start + count] = bytes(count)
         return bytes(data)
@@ -274,7 +278,8 @@ class Runner:
                 continue
             for whose in ("verbena", "guest"):
                 for packet in sent.get((attribute, whose), []):
-                    found = differences(packet, reference[attribute], attribute)
+                    found = differences(packet, reference[attribute], attribute,
+                                        TIMEOUT.get(attribute, ()) if whose == "guest" else ())
                     if found:
                         problems += [f"{wire.NAMES[attribute]} of {whose}: {each}"
                                      for each in found]
