@@ -33,13 +33,12 @@ class Case:
     """One row of the matrix. `ops`: text, or {"v>r": text, "r>v": text} where the ends differ."""
 
     def __init__(self, group, name, ops, options="", rules=(), gid="ipv4", capture=None,
-                 directions=("v>r", "r>v"), note="", responder="", hits=True, rxe_stalls=None):
+                 directions=("v>r", "r>v"), note="", responder="", hits=True):
         self.group, self.name, self.options, self.rules = group, name, options, rules
         self.ops = ops if isinstance(ops, dict) else {"v>r": ops, "r>v": ops}
         self.gid, self.capture, self.directions, self.note = gid, capture, directions, note
         self.responder = responder  # What its output must contain (regular expression).
         self.hits = hits  # Each rule must have hit something.
-        self.rxe_stalls = rxe_stalls  # What the guest says when rxe forgot to go on: done once more.
 
 
 def sizes(name, mtu):
@@ -68,11 +67,8 @@ def cases():
     add("order", "16 SENDs as one chain", "+".join(["send:64"] * 16), capture="pipelined_sends")
     add("order", "12 READs as one chain, 4 outstanding", "+".join(["read:3000"] * 12))
     add("order", "READs with 1 outstanding", "+".join(["read:3000"] * 4), "--rd-atomic 1")
-    # rxe's requester sets its fence flag without a lock: if all completes in between, it sends nothing
-    # any more, and no timer runs as nothing is outstanding. (Whom Verbena does not answer gives up.)
     add("order", "mixed chain with fences",
-        "write:2000+read:2000+send:10+faa+send:5!fence+cas+write:70!fence+read:70+sendimm:9",
-        rxe_stalls=r"!fence: no completion\nQP state 3\n")
+        "write:2000+read:2000+send:10+faa+send:5!fence+cas+write:70!fence+read:70+sendimm:9")
     # 3907 packets: the emulated CPU needs longer than 67 ms for them.
     add("order", "1 MB WRITE at MTU 256", "write:1000000", "--mtu 256 --timeout 18")
     add("order", "1 MB READ at MTU 256", "read:1000000", "--mtu 256 --timeout 18")
@@ -147,6 +143,26 @@ def cases():
     add("remote errors", "what is behind an error is flushed",
         "send:5,write:10+write:10!badkey@REM_ACCESS_ERR+send:10+read:10",)
     return result
+
+
+def is_mistake_of_rxe(text):
+    """Whether an output of rxe as requester shows one of its two known mistakes, and nothing else.
+
+    It sets its fence flag without a lock: if all completes in between, it sends nothing any more, and no
+    timer runs as nothing is outstanding. (Whom Verbena does not answer gives up.) And it takes an ACK
+    with the PSN of an atomic whose response was lost for the atomic's success: its buffer then holds
+    what rc_peer filled it with, each byte less by 7 than the one behind.
+    """
+    wrong = re.findall("WRONG: (.*)", text)
+    for line in wrong:
+        value = re.fullmatch("(?:cas|faa): original value ([0-9a-f]{16}), not [0-9a-f]{16}", line)
+        if value:
+            data = bytes.fromhex(value.group(1))
+            if any((a - b) % 256 != 7 for a, b in zip(data, data[1:])):
+                return False
+        elif not (line.endswith("!fence: no completion") and "QP state 3" in text):
+            return False
+    return bool(wrong)
 
 
 class Runner:
@@ -326,11 +342,12 @@ def run(a, kernel, elf, image, results):
             row = {"group": case.group, "name": case.name, "note": case.note}
             results.append(row)
             for direction in case.directions:
-                result, text = runner.run_peers(case, direction)
-                if result == "FAIL" and direction == "r>v" and case.rxe_stalls and re.search(
-                        case.rxe_stalls, text[text.index("--- rxe"):]):
-                    print(f"again: rxe stalls, {direction} {case.group}: {case.name}", flush=True)
+                for _ in range(6):
                     result, text = runner.run_peers(case, direction)
+                    if result != "FAIL" or direction == "v>r" or \
+                            not is_mistake_of_rxe(text[text.index("--- rxe"):]):
+                        break
+                    print(f"again, a mistake of rxe: {direction} {case.group}: {case.name}", flush=True)
                 record(row, direction, result, text)
         for gid in ("ipv4", "ipv6"):
             for command in stock_commands():
