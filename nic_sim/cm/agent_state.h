@@ -108,7 +108,9 @@ struct CmQueuedEvent {
 
 // A request for a port on which somebody, it may be hoped, is about to listen:
 // it is bound (qperf tells its port before it calls rdma_listen), or its listener
-// has just ended (perftest's servers listen anew for their second connection).
+// has just ended (perftest's servers listen anew for their second connection), or
+// in another port space somebody listens, or just did, on a port of that number
+// (perftest's second connection may be datagrams, its first never is).
 struct CmHeldRequest {
   transport::MadPacket mad;
   uint64_t service_id = 0;

@@ -320,11 +320,14 @@ std::optional<uint64_t> CmAgent::State::AwaitedService(const MadPacket& mad) con
     return std::nullopt;
   }
   if (service_id >> 32 != 0 || listeners_.contains(service_id)) return std::nullopt;
+  const auto port = static_cast<uint16_t>(service_id);
   for (const auto& [ended, until] : ended_listeners_) {
-    if (ended == service_id && now_ < until) return service_id;
+    if (static_cast<uint16_t>(ended) == port && now_ < until) return service_id;
   }
-  const auto* owners =
-      ports_.OwnersOf(static_cast<uint16_t>(service_id >> 16), static_cast<uint16_t>(service_id));
+  for (const uint16_t other : {RDMA_PS_TCP, RDMA_PS_UDP}) {
+    if (listeners_.contains(transport::CmServiceId(other, port))) return service_id;
+  }
+  const auto* owners = ports_.OwnersOf(static_cast<uint16_t>(service_id >> 16), port);
   if (owners == nullptr) return std::nullopt;
   const bool may_listen = std::any_of(owners->begin(), owners->end(), [](const PortOwner* owner) {
     return static_cast<const CmIdRecord*>(owner)->state == CmIdState::kAddrBound;

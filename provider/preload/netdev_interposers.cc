@@ -9,6 +9,7 @@
 #include <net/ethernet.h>
 #include <net/if.h>
 #include <net/if_arp.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -128,6 +129,14 @@ const NetdevAddress* NextNetdev(const Netdevs& netdevs, const NetdevAddress* add
   return address;
 }
 
+// Whether a NIC has an address of that family; AF_UNSPEC: of any.
+bool HasFamily(int family) {
+  for (const NetdevAddress& each : Netdevs()) {
+    if (family == AF_UNSPEC || each.family == family) return true;
+  }
+  return false;
+}
+
 const NetdevAddress* FindByName(const Netdevs& netdevs, const char* name) {
   for (const NetdevAddress& each : netdevs) {
     if (strncmp(each.name, name, sizeof(each.name)) == 0) return &each;
@@ -211,6 +220,22 @@ VERBENA_INTERPOSE struct if_nameindex* if_nameindex() noexcept {
     list[count] = {0, nullptr};
   }
   return list;
+}
+
+// AI_ADDRCONFIG: libc asks the kernel which families have an address, and has no answer of the
+// other family, not even for a number. A host without IPv6 of its own has that of its NICs.
+VERBENA_INTERPOSE int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
+                                  addrinfo** result) {
+  const auto next = VERBENA_NEXT(getaddrinfo);
+  const int error = next(node, service, hints, result);
+  if (error != EAI_ADDRFAMILY && error != EAI_NONAME && error != EAI_NODATA) return error;
+  addrinfo wanted = {};
+  wanted.ai_flags = AI_V4MAPPED | AI_ADDRCONFIG;  // what no hints stand for
+  if (hints != nullptr) wanted = *hints;
+  if (node == nullptr || (wanted.ai_flags & AI_ADDRCONFIG) == 0) return error;
+  if (!HasFamily(wanted.ai_family)) return error;
+  wanted.ai_flags &= ~AI_ADDRCONFIG;
+  return next(node, service, &wanted, result);
 }
 
 namespace verbena::provider {

@@ -279,6 +279,14 @@ class KernelTools(AppTestCase):
             ["verbena0", "verbena1"]))
         self.assertEqual(sorted(second.split()), sorted(os.listdir("/sys/class")))
 
+    def test_addresses_of_the_nics_decide_which_families_a_host_has(self):
+        # The host's own interfaces have IPv4 only, so that libc would take no IPv6 address.
+        script = ("ip link set lo up && ip address add 10.1.2.3/32 dev lo && "
+                  "exec getent ahosts fd00:77::2")
+        alone = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", script]
+        self.assertEqual(run(alone, 20), (2, ""))
+        self.assertIn("fd00:77::2", self.ok(*alone))
+
     def test_gids_belong_to_the_interface(self):
         output = self.ok("ibv_devinfo", "-v", "-d", "verbena0")
         self.assertRegex(output, r"GID\[\s*1\]:\s+::ffff:127\.88\.0\.1, RoCE v2")

@@ -32,14 +32,15 @@ class Recipe:
     """Commands of one round.
 
     `ready`: ("cm", port), ("tcp", port), ("udp", port) or ("says", text) of the server; None: there
-    is no server. `serves`: the server goes on for ever and is ended behind its client.
+    is no server. `serves`: the server goes on for ever and is ended behind its client. `race`: what
+    the client says when it was too early for its server, by a mistake of the program itself.
     """
 
     def __init__(self, server, client, ready, says="", server_says="", serves=False,
-                 environment=None, never=""):
+                 environment=None, never="", race=""):
         self.server, self.client, self.ready = server, client, ready
         self.says, self.server_says, self.serves = says, server_says, serves
-        self.environment, self.never = environment or {}, never
+        self.environment, self.never, self.race = environment or {}, never, race
 
 
 def _rping(rng):
@@ -168,8 +169,10 @@ def _perftest(rng):
     port = _cm_port()
     program = rng.choice((["ib_send_lat"], ["ib_write_bw"], ["ib_read_bw"], ["ib_send_bw", "-c", "UD"]))
     common = [*program, "-R", "-F", "-d", "verbena0", "-p", port, "-n", 100]
+    # The client connects twice, the second time without knowing whether its server listens again.
     return Recipe(common, [*common, FIRST], ("cm", port),
-                  never="(?i)completion with error|failed status")
+                  never="(?i)completion with error|failed status",
+                  race="RDMA_CM_EVENT_(REJECTED; error: 8|UNREACHABLE; error: 1)\\.")
 
 
 RECIPES = {
@@ -246,6 +249,8 @@ class Application:
         self.programs.append(self.client)
         while any(program.running() for program in self.programs
                   if program is self.client or not self.recipe.serves):
+            if self.was_too_early():
+                return True
             if self._late():
                 return False
             time.sleep(0.02)
@@ -254,6 +259,8 @@ class Application:
     def problems(self):
         if self.client is None:
             return ["the server ended before it listened"]
+        if self.was_too_early():
+            return ["the client did not find its server"]
         found = []
         if self.recipe.serves:
             if not self._server.running():
@@ -272,6 +279,10 @@ class Application:
             if never:
                 found.append(f"the {role} prints '{never.group(0)}'")
         return found
+
+    def was_too_early(self):
+        return bool(self.recipe.race and self.client and not self.client.running() and
+                    re.search(self.recipe.race, self.client.output))
 
     def port_was_taken(self):
         return any(pairs.ADDRESS_IN_USE.search(program.output) for program in self.programs)

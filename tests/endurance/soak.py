@@ -11,6 +11,7 @@ and Open MPI (tests/endurance/applications.py).
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -44,6 +45,7 @@ class Soak:
         self.work = self.make_work()
         self.times = self.no_times()
         self.ports_taken = 0
+        self.too_early = 0
         self.failure = None
         self.started = time.monotonic()
         self.reported = self.started
@@ -72,7 +74,7 @@ class Soak:
             return self.work.pop() if self.work and self.failure is None else None
 
     def run_pair(self, daemon, program, index):
-        while True:
+        for tries in itertools.count(1):
             rng = random.Random(f"{self.options.seed}/{program}/{index}")
             if program in applications.PROGRAMS:
                 pair = applications.Application(
@@ -84,6 +86,10 @@ class Soak:
                                   rng, self.options.limit)
             try:
                 ended = pair.wait()
+                if tries < 4 and pair.was_too_early():
+                    with self.lock:
+                        self.too_early += 1
+                    continue
                 problems = pair.problems() if ended else [
                     f"not done after {self.options.limit:.0f} s"]
                 if problems and ended and pair.port_was_taken():
@@ -176,7 +182,8 @@ class Soak:
                 print(f"{program:16} {len(times):7} {statistics.median(times):9.2f} "
                       f"{max(times):10.2f}")
         print(f"{time.monotonic() - self.started:.0f} s, seed {self.options.seed}, engine memory "
-              f"{memory[0]} KiB -> {memory[1]} KiB, TCP ports tried again: {self.ports_taken}")
+              f"{memory[0]} KiB -> {memory[1]} KiB, TCP ports tried again: {self.ports_taken}, "
+              f"clients too early for their server: {self.too_early}")
         total = sum(len(times) for times in self.times.values())
         print(f"FAILED: {self.failure}" if self.failure else f"{total} rounds, no failure")
 

@@ -57,9 +57,10 @@ def cases():
                {SIDR_REQ: 1, SIDR_REP: 1}, vector="cm_sidr_closed_port", check=(SIDR_REP,),
                ends=(None, None), says=("", "RDMA_CM_EVENT_UNREACHABLE, error: 1"),
                families=("ipv4",)),
-        # The server wants one connection, and refuses the other.
+        # The server wants one connection, refuses the other and ends at once, which rejects the first
+        # too if its RTU is not there yet: the client has to have seen the REP before any REJ.
         CmCase("rejected by the server's program", "ucmatose -b {a} -c 1",
-               "ucmatose -s {a} -c 2", {REQ: 2, REJ: 1},
+               "ucmatose -s {a} -c 2", {REQ: 2, REJ: 1}, rules=("delay mad=rej us=500000",),
                says=("failing connection request", "RDMA_CM_EVENT_REJECTED, error: 28"),
                ends=(None, None)),
         CmCase("server killed", "rping -s -a {a} -C 1000000", "rping -c -a {a} -C 1000000",
@@ -69,6 +70,7 @@ def cases():
                {REQ: 1, REP: 1, RTU: 1, DREQ: 1}, says=("DISCONNECT EVENT", ""),
                ends=(None, None), kill="client"),
     ]
+    # Linux joins IPv6 groups by no protocol: ENOTSUPP.
     result.append(CmCase("mckey", "mckey -m 239.1.2.3 -b {a}", "mckey -s -m 239.1.2.3 -b {c}",
                          families=("ipv4",)))
     # rping's client destroys its id without waiting for the DREP; its DREQ is sent once, on Linux too
@@ -79,19 +81,27 @@ def cases():
                                       ("dreq", DREQ, ucmatose)):
         result.append(CmCase(f"first {what.upper()} lost", *programs, {attribute: 1},
                              rules=(f"drop mad={what} nth=1",), families=("ipv4",)))
-    for program in ("ib_send_lat -n 100 -s 64", "ib_write_bw -n 100 -s 4096 -t 16",
-                    "ib_send_bw -c UD -n 100 -s 1024 -t 16 -r 200"):
+    # The client connects a second time without knowing whether its server listens again, and crashes if
+    # not: on any NIC, if the server is the slower one, as an emulated guest is.
+    for program, request in (("ib_send_lat -n 100 -s 64", "req"),
+                             ("ib_write_bw -n 100 -s 4096 -t 16", "req"),
+                             ("ib_send_bw -c UD -n 100 -s 1024 -t 16 -r 200", "sidr_req")):
         result.append(CmCase(program + " -R", program + " -R -F -d {d}",
                              program + " -R -F -d {d} {a}", {}, families=("ipv4",),
-                             note="perftest 6.06 resolves IPv4 only"))
+                             rules=(f"delay mad={request} us=1000000",),
+                             note="perftest 6.06 asks getaddrinfo for AF_INET only"))
     return result
 
 
-def differences(one, other, attribute):
+# The local ACK timeout in a REQ: code 19 in Linux 6.1, of which the captures are, 17 in 6.12.
+TIMEOUT = {REQ: [(95, 1)]}
+
+
+def differences(one, other, attribute, ignored=()):
     """Bytes of two messages of one kind that should be the same, as text."""
     def fields(packet):
         data = bytearray(wire.masked(packet, attribute))
-        for first, count in DEPTHS.get(attribute, ()):
+        for first, count in (*DEPTHS.get(attribute, ()), *ignored):
             start = 8 + wire.HEADER + first
             data[start:start + count] = bytes(count)
         return bytes(data)
@@ -235,7 +245,7 @@ class Runner:
                 problems.append(f"the {role} ends with {statuses[role]}")
             if pattern and not re.search(pattern, outputs[role]):
                 problems.append(f"the {role} does not say '{pattern}'")
-        if case.rules and 0 in hits:
+        if len(hits) != len(case.rules) or 0 in hits:
             problems.append("the rule hit nothing")
         problems += self.check_capture(case, family, path)
         if not self.vectors:
@@ -268,7 +278,8 @@ class Runner:
                 continue
             for whose in ("verbena", "guest"):
                 for packet in sent.get((attribute, whose), []):
-                    found = differences(packet, reference[attribute], attribute)
+                    found = differences(packet, reference[attribute], attribute,
+                                        TIMEOUT.get(attribute, ()) if whose == "guest" else ())
                     if found:
                         problems += [f"{wire.NAMES[attribute]} of {whose}: {each}"
                                      for each in found]

@@ -171,8 +171,9 @@ def build(work, kernel, peer):
     elf = os.path.join(work, f"vmlinux-{kernel}")
     if not os.path.exists(elf):
         data = kernel_elf(glob.glob(root + "/boot/vmlinuz-*")[0])
-        with open(elf, "wb") as file:
+        with open(f"{elf}.{os.getpid()}", "wb") as file:
             file.write(data)
+        os.replace(file.name, elf)
     version = os.path.basename(glob.glob(root + "/lib/modules/*")[0])
     files = {}
     for folder, _, names in os.walk(user):
@@ -182,7 +183,8 @@ def build(work, kernel, peer):
             files.setdefault(name, os.path.join(folder, name))
 
     image = os.path.join(work, f"initrd-{kernel}.cpio")
-    archive = Archive(image + ".new")
+    new = f"{image}.{os.getpid()}"  # Others may be at it.
+    archive = Archive(new)
     for folder in ("proc", "sys", "dev", "tmp", "lab", "run", "root", "sbin", "usr/sbin", "var/run"):
         archive.folder(folder)
     busybox = files["busybox"]
@@ -217,5 +219,5 @@ def build(work, kernel, peer):
     archive.file("etc/group", b"root:x:0:\n", 0o644)
     archive.file("etc/hosts", b"127.0.0.1 localhost\n", 0o644)
     archive.close()
-    os.replace(image + ".new", image)
+    os.replace(new, image)
     return elf, image

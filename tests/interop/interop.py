@@ -75,9 +75,8 @@ def cases():
     add("order", "PSN wraps", "send:3000,read:3000,write:3000,faa,send:3000", "--psn 0xfffffe",
         capture="psn_wrap")
     add("invalidate", "SEND with invalidate of a memory window",
-        "write:8!mw,sendinv:10,write:8!mw@REM_ACCESS_ERR", directions=("v>r",),
-        capture="send_inv", note="memory windows are not built yet: requester only")
-    add("invalidate", "SEND with invalidate, two packets", "sendinv:1500", directions=("v>r",),
+        "write:8!mw,sendinv:10,write:8!mw@REM_ACCESS_ERR", capture="send_inv")
+    add("invalidate", "SEND with invalidate, two packets", "sendinv:1500",
         capture="send_inv_last")
     add("invalidate", "SEND with invalidate of a region's key",
         {"v>r": "sendinv:10!mr", "r>v": "sendinv:10!mr@RETRY_EXC_ERR"},
@@ -144,6 +143,26 @@ def cases():
     add("remote errors", "what is behind an error is flushed",
         "send:5,write:10+write:10!badkey@REM_ACCESS_ERR+send:10+read:10",)
     return result
+
+
+def is_mistake_of_rxe(text):
+    """Whether an output of rxe as requester shows one of its two known mistakes, and nothing else.
+
+    It sets its fence flag without a lock: if all completes in between, it sends nothing any more, and no
+    timer runs as nothing is outstanding. (Whom Verbena does not answer gives up.) And it takes an ACK
+    with the PSN of an atomic whose response was lost for the atomic's success: its buffer then holds
+    what rc_peer filled it with, each byte less by 7 than the one behind.
+    """
+    wrong = re.findall("WRONG: (.*)", text)
+    for line in wrong:
+        value = re.fullmatch("(?:cas|faa): original value ([0-9a-f]{16}), not [0-9a-f]{16}", line)
+        if value:
+            data = bytes.fromhex(value.group(1))
+            if any((a - b) % 256 != 7 for a, b in zip(data, data[1:])):
+                return False
+        elif not (line.endswith("!fence: no completion") and "QP state 3" in text):
+            return False
+    return bool(wrong)
 
 
 class Runner:
@@ -286,10 +305,12 @@ def markdown(results, kernel, seconds):
     """The matrix for docs/INTEROP.md."""
     lines = []
     group = None
-    for row in results:
+    groups = list(dict.fromkeys(row["group"] for row in results))
+    for row in sorted(results, key=lambda row: groups.index(row["group"])):
         if row["group"] != group:
             group = row["group"]
-            lines += ["", f"### {group[0].upper()}{group[1:]}", "",
+            title = re.sub(r"\bip(?=v\d)", "IP", group)
+            lines += ["", f"### {title if '_' in title else title[0].upper() + title[1:]}", "",
                       "| case | Verbena requests | rxe requests | |", "|---|---|---|---|"]
         cells = [row.get(direction, "") for direction in ("v>r", "r>v")]
         lines.append(f"| {row['name']} | {cells[0]} | {cells[1]} | {row['note']} |".replace(
@@ -321,7 +342,13 @@ def run(a, kernel, elf, image, results):
             row = {"group": case.group, "name": case.name, "note": case.note}
             results.append(row)
             for direction in case.directions:
-                record(row, direction, *runner.run_peers(case, direction))
+                for _ in range(6):
+                    result, text = runner.run_peers(case, direction)
+                    if result != "FAIL" or direction == "v>r" or \
+                            not is_mistake_of_rxe(text[text.index("--- rxe"):]):
+                        break
+                    print(f"again, a mistake of rxe: {direction} {case.group}: {case.name}", flush=True)
+                record(row, direction, result, text)
         for gid in ("ipv4", "ipv6"):
             for command in stock_commands():
                 row = {"group": f"stock programs, {gid}", "name": f"`{command}`", "note": ""}

@@ -227,6 +227,7 @@ TEST(LoadableLibraries, ExportOnlyWhatIsInterposed) {
                                           "setsockopt",
                                           "getifaddrs",
                                           "freeifaddrs",
+                                          "getaddrinfo",
                                           "if_nametoindex",
                                           "if_indextoname",
                                           "if_nameindex",

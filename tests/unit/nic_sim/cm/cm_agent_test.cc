@@ -220,6 +220,25 @@ TEST_F(TwoHosts, RequestBehindTheEndOfAListenerWaitsAMomentForTheNext) {
   server_.Expect(kConnectRequest);
 }
 
+// The first connection of perftest's datagram programs is a reliable one, on a port of the same
+// number.
+TEST_F(TwoHosts, DatagramRequestWaitsAMomentWhereAListenerOfTheOtherPortSpaceIsOrWas) {
+  for (const bool ends : {false, true}) {
+    SCOPED_TRACE(ends);
+    const auto port = static_cast<uint16_t>(kPortNumber + ends);
+    const uint32_t first = server_.Listening(At("0.0.0.0", port));
+    if (ends) {
+      ASSERT_EQ(server_.Destroy(first), 0);
+    }
+    const uint32_t id = client_.Resolved(At("10.0.0.2", port), RDMA_PS_UDP);
+    EXPECT_EQ(client_.Connect(id, 0x111), 0);
+    network_.Run(Duration::Milliseconds(50));
+    client_.ExpectNoEvent();
+    server_.Listening(At("0.0.0.0", port), RDMA_PS_UDP);
+    server_.Expect(kConnectRequest);
+  }
+}
+
 TEST_F(TwoHosts, RequestLongAfterTheEndOfAListenerIsRejectedAtOnce) {
   const uint32_t listener = server_.Listening(At("0.0.0.0", kPortNumber));
   ASSERT_EQ(server_.Destroy(listener), 0);
