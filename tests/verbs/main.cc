@@ -12,6 +12,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/verbs_support.h"
@@ -33,7 +34,12 @@ int RunInside(int argc, char** argv) {
   }
   PrivateDaemon daemon(2);
   ProcessOptions options;
-  options.argv = {"/bin/sh", "-c", "eval \"$(\"$0\" env)\" && exec \"$@\"", VerbenaCommand()};
+  // With the provider in this program none is loaded, so that a sanitizer sees what it does.
+  const bool linked = getenv("VERBENA_TEST_PROVIDER_LINKED") != nullptr;
+  options.argv = {"/bin/sh", "-c",
+                  std::string("eval \"$(\"$0\" env)\" && ") +
+                      (linked ? "unset IBV_DRIVERS && " : "") + "exec \"$@\"",
+                  VerbenaCommand()};
   options.argv.insert(options.argv.end(), argv, argv + argc);
   options.environment = daemon.Environment();
   options.environment["VERBENA_TEST_INSIDE"] = "1";

@@ -129,7 +129,10 @@ RcEnd::RcEnd(const EndOptions& options) {
 }
 
 RcEnd::RcEnd(const RcEnd& other, const EndOptions& options)
-    : context_(other.context_), pd_(other.pd_) {
+    : RcEnd(other.context_, other.pd_, options) {}
+
+RcEnd::RcEnd(ibv_context* context, ibv_pd* pd, const EndOptions& options)
+    : context_(context), pd_(pd) {
   CreateQp(options);
 }
 

@@ -114,6 +114,7 @@ class RcEnd {
   explicit RcEnd(const EndOptions& options = {});
   // A further QP on the objects of `other`, which must live longer.
   RcEnd(const RcEnd& other, const EndOptions& options);
+  RcEnd(ibv_context* context, ibv_pd* pd, const EndOptions& options = {});
 
   ibv_context* context() const { return context_; }
   ibv_pd* pd() const { return pd_; }
