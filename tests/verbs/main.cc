@@ -3,7 +3,7 @@
 // main() of the verbs conformance programs. Started as a test it brings up a private daemon and
 // runs itself again in the environment that `verbena env` prints (LD_PRELOAD counts at exec only).
 // With VERBENA_TEST_INSIDE=1 it runs the tests in the environment as it is, for example against
-// another device: VERBENA_TEST_INSIDE=1 program --gtest_filter=...
+// another device: VERBENA_TEST_INSIDE=1 VERBENA_TEST_DEVICES=rxe0,rxe1 program (deviations.h).
 // With `--role NAME ...` it is another process of a test.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,6 +15,7 @@
 #include <string>
 
 #include "tests/testing/daemon_fixture.h"
+#include "tests/verbs/deviations.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -56,6 +57,22 @@ int RunInside(int argc, char** argv) {
   return status == 0 ? 0 : 1;
 }
 
+void LeaveOutDeviations() {
+  const std::string device = DeviceUnderTest("verbena0");
+  std::string left_out;
+  for (const Deviation& deviation : kDeviations) {
+    if (!Concerns(deviation, device)) continue;
+    printf("%s: not run: %.*s: %.*s\n", device.c_str(), static_cast<int>(deviation.tests.size()),
+           deviation.tests.data(), static_cast<int>(deviation.reason.size()),
+           deviation.reason.data());
+    left_out += ":" + std::string(deviation.tests);
+  }
+  if (left_out.empty()) return;
+  std::string& filter = ::testing::GTEST_FLAG(filter);
+  // Negative patterns come behind one '-'.
+  filter += (filter.find('-') == std::string::npos ? "-" : ":") + left_out.substr(1);
+}
+
 }  // namespace
 }  // namespace verbena::testing
 
@@ -74,5 +91,6 @@ int main(int argc, char** argv) {
     return 1;
   }
   ::testing::InitGoogleTest(&argc, argv);
+  verbena::testing::LeaveOutDeviations();
   return RUN_ALL_TESTS();
 }
