@@ -89,7 +89,8 @@ struct Context {
   // Held from a command that creates a ring until the ring is mapped, since the
   // next reply may refer to the same segment. Zeroed memory is a valid mutex.
   pthread_mutex_t create_mutex;
-  Segment* segments;  // by number, under create_mutex
+  uint32_t rwq_tables;  // that are there; atomically
+  Segment* segments;    // by number, under create_mutex
   uint32_t segment_count;
   pthread_mutex_t drain_mutex;  // see EventDrain
   ReserveFds reserve;           // under drain_mutex

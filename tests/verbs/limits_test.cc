@@ -90,6 +90,47 @@ TEST_F(Limits, ProtectionDomains) {
   Fill<ibv_pd>(attr_.max_pd, 1, [this] { return ibv_alloc_pd(context_.get()); });
 }
 
+TEST_F(Limits, MemoryRegions) {
+  ASSERT_GE(attr_.max_mr, 100'000);
+  alignas(64) static uint8_t bytes[64];
+  Fill<ibv_mr>(attr_.max_mr, 0, [this] {
+    return ibv_reg_mr(pd_.get(), bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE);
+  });
+}
+
+TEST_F(Limits, MemoryWindows) {
+  Fill<ibv_mw>(attr_.max_mw, 0, [this] { return ibv_alloc_mw(pd_.get(), IBV_MW_TYPE_2); });
+}
+
+TEST_F(Limits, AddressHandles) {
+  ibv_ah_attr attr = {};
+  attr.is_global = 1;
+  attr.port_num = 1;
+  attr.grh.sgid_index = 1;
+  ASSERT_EQ(ibv_query_gid(context_.get(), 1, 1, &attr.grh.dgid), 0);
+  Fill<ibv_ah>(attr_.max_ah, 0, [&] { return ibv_create_ah(pd_.get(), &attr); });
+}
+
+TEST_F(Limits, WorkQueuesAndTheirTables) {
+  ibv_device_attr_ex attr = {};
+  ASSERT_EQ(ibv_query_device_ex(context_.get(), nullptr, &attr), 0);
+  const auto make = [this] {
+    ibv_wq_init_attr init = {};
+    init.wq_type = IBV_WQT_RQ;
+    init.max_wr = init.max_sge = 1;
+    init.pd = pd_.get();
+    init.cq = cq_.get();
+    return ibv_create_wq(context_.get(), &init);
+  };
+  Fill<ibv_wq>(static_cast<int>(attr.max_wq_type_rq), 0, make);
+  const Owned<ibv_wq> wq(make());
+  ASSERT_NE(wq, nullptr);
+  ibv_wq* entries[1] = {wq.get()};
+  ibv_rwq_ind_table_init_attr init = {.log_ind_tbl_size = 0, .ind_tbl = entries, .comp_mask = 0};
+  Fill<ibv_rwq_ind_table>(static_cast<int>(attr.rss_caps.max_rwq_indirection_tables), 0,
+                          [&] { return ibv_create_rwq_ind_table(context_.get(), &init); });
+}
+
 TEST_F(Limits, TheLargestQueuesWorkAndLargerOnesAreInvalid) {
   const Owned<ibv_cq> cq(ibv_create_cq(context_.get(), attr_.max_cqe, nullptr, nullptr, 0));
   ASSERT_NE(cq, nullptr);

@@ -33,6 +33,8 @@ struct VerbsDeleter {
   void operator()(ibv_ah* object) const { ibv_destroy_ah(object); }
   void operator()(ibv_mw* object) const { ibv_dealloc_mw(object); }
   void operator()(ibv_dm* object) const { ibv_free_dm(object); }
+  void operator()(ibv_wq* object) const { ibv_destroy_wq(object); }
+  void operator()(ibv_rwq_ind_table* object) const { ibv_destroy_rwq_ind_table(object); }
   void operator()(ibv_comp_channel* object) const { ibv_destroy_comp_channel(object); }
 };
 template <typename T>
