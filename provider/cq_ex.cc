@@ -2,6 +2,7 @@
 //
 // Extended CQs: creation, and polling one completion at a time
 // (ibv_create_cq_ex(3)).
+#include <sched.h>
 #include <time.h>
 
 #include <cerrno>
@@ -26,8 +27,9 @@ int StartPoll(ibv_cq_ex* ibv, ibv_poll_cq_attr* attr) {
   if (!cq->single_threaded) cq->lock.Lock();
   const int error = NextCompletion(cq);
   if (error == 0) return 0;
+  const bool idle = IsIdle(cq);
   Unlock(cq);
-  YieldIfIdle(cq);
+  if (idle) sched_yield();
   return error;
 }
 

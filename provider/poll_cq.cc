@@ -251,13 +251,9 @@ int NextCompletion(Cq* cq) {
   return 0;
 }
 
-void YieldIfIdle(const Cq* cq) {
-  const Context* context = ToContext(cq->base.cq.context);
-  // Read without the lock: it does not matter if it is a little old.
-  if (__atomic_load_n(&cq->empty_polls, __ATOMIC_RELAXED) >= kEmptyPollsBeforeYield &&
-      context->status->mode == abi::kEngineThreadPerCpu) {
-    sched_yield();
-  }
+bool IsIdle(const Cq* cq) {
+  return cq->empty_polls >= kEmptyPollsBeforeYield &&
+         ToContext(cq->base.cq.context)->status->mode == abi::kEngineThreadPerCpu;
 }
 
 }  // namespace verbena::provider

@@ -25,16 +25,16 @@ constexpr uint32_t Bit(ibv_wr_opcode opcode) { return 1u << opcode; }
 uint32_t OpcodesOf(ibv_qp_type type) {
   constexpr uint32_t kSends = Bit(IBV_WR_SEND) | Bit(IBV_WR_SEND_WITH_IMM);
   constexpr uint32_t kWrites = Bit(IBV_WR_RDMA_WRITE) | Bit(IBV_WR_RDMA_WRITE_WITH_IMM);
-  constexpr uint32_t kReliable = Bit(IBV_WR_SEND_WITH_INV) | Bit(IBV_WR_RDMA_READ) |
-                                 Bit(IBV_WR_ATOMIC_CMP_AND_SWP) | Bit(IBV_WR_ATOMIC_FETCH_AND_ADD) |
-                                 Bit(IBV_WR_LOCAL_INV) | Bit(IBV_WR_BIND_MW);
+  constexpr uint32_t kLocal = Bit(IBV_WR_LOCAL_INV) | Bit(IBV_WR_BIND_MW);
+  constexpr uint32_t kReliable = kLocal | Bit(IBV_WR_SEND_WITH_INV) | Bit(IBV_WR_RDMA_READ) |
+                                 Bit(IBV_WR_ATOMIC_CMP_AND_SWP) | Bit(IBV_WR_ATOMIC_FETCH_AND_ADD);
   switch (type) {
     case IBV_QPT_UD:
       return kSends;
     case IBV_QPT_RAW_PACKET:
       return Bit(IBV_WR_SEND);
     case IBV_QPT_UC:
-      return kSends | kWrites;
+      return kSends | kWrites | kLocal;
     case IBV_QPT_RC:
       return kSends | kWrites | kReliable | Bit(kWrAtomicWrite);
     case IBV_QPT_XRC_SEND:

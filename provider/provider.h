@@ -89,7 +89,8 @@ struct Context {
   // Held from a command that creates a ring until the ring is mapped, since the
   // next reply may refer to the same segment. Zeroed memory is a valid mutex.
   pthread_mutex_t create_mutex;
-  Segment* segments;  // by number, under create_mutex
+  uint32_t rwq_tables;  // that are there; atomically
+  Segment* segments;    // by number, under create_mutex
   uint32_t segment_count;
   pthread_mutex_t drain_mutex;  // see EventDrain
   ReserveFds reserve;           // under drain_mutex
@@ -330,8 +331,9 @@ int QueryRtValues(ibv_context* context, ibv_values_ex* values);
 int PollCq(ibv_cq* cq, int num_entries, ibv_wc* wc);
 // One completion into cq->current, with the CQ locked. 0, ENOENT or EIO.
 int NextCompletion(Cq* cq);
-// After a poll in vain, without the lock: gives the CPU up if that has become usual.
-void YieldIfIdle(const Cq* cq);
+// After a poll in vain, with the CQ locked: should the thread give its CPU up, because that has
+// become usual?
+bool IsIdle(const Cq* cq);
 // qp.cc
 ibv_qp* CreateQp(ibv_pd* pd, ibv_qp_init_attr* attr);
 ibv_qp* CreateQpEx(ibv_context* context, ibv_qp_init_attr_ex* attr);

@@ -269,9 +269,10 @@ int WrComplete(ibv_qp_ex* ibv) {
 
 constexpr uint32_t kSendOps = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 constexpr uint32_t kWriteOps = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
-constexpr uint32_t kReliableOps = IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-                                  IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_LOCAL_INV |
-                                  IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV;
+constexpr uint32_t kLocalOps = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+constexpr uint32_t kReliableOps =
+    kLocalOps | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 // Earlier ones look for something else where its function stands.
 constexpr int kFirstWithAtomicWrite = 44;
@@ -284,7 +285,7 @@ uint32_t OpsOf(ibv_qp_type type) {
     case IBV_QPT_RAW_PACKET:
       return IBV_QP_EX_WITH_SEND;
     case IBV_QPT_UC:
-      return kSendOps | kWriteOps;
+      return kSendOps | kWriteOps | kLocalOps;
     case IBV_QPT_RC:
       return kSendOps | kWriteOps | kReliableOps |
              (LibraryRelease() >= kFirstWithAtomicWrite ? kWithAtomicWrite : 0) |

@@ -26,6 +26,12 @@ struct Table {
 };
 
 void Add(uint32_t* count, int by) { __atomic_add_fetch(count, by, __ATOMIC_RELAXED); }
+// Counts one more object, if there may be so many.
+bool AddUpTo(uint32_t* count, uint32_t limit) {
+  if (__atomic_add_fetch(count, 1, __ATOMIC_RELAXED) <= limit) return true;
+  Add(count, -1);
+  return false;
+}
 uint32_t Read(const uint32_t* count) { return __atomic_load_n(count, __ATOMIC_RELAXED); }
 
 int PostToWq(ibv_wq* wq, ibv_recv_wr* wr, ibv_recv_wr** bad_wr) {
@@ -121,8 +127,11 @@ ibv_rwq_ind_table* CreateRwqIndTable(ibv_context* context, ibv_rwq_ind_table_ini
   for (uint32_t i = 0; i < size; ++i) {
     if (attr->ind_tbl[i] == nullptr || attr->ind_tbl[i]->context != context) error = EINVAL;
   }
+  uint32_t* const tables = &ToContext(context)->rwq_tables;
+  if (error == 0 && !AddUpTo(tables, ToContext(context)->attributes.max_qp)) error = ENOMEM;
   Table* table = error == 0 ? static_cast<Table*>(calloc(1, sizeof(Table))) : nullptr;
   if (table == nullptr) {
+    if (error == 0) Add(tables, -1);
     errno = error != 0 ? error : ENOMEM;
     return nullptr;
   }
@@ -141,6 +150,7 @@ int DestroyRwqIndTable(ibv_rwq_ind_table* ibv) {
   Table* table = Downcast<Table>(ibv);
   if (Read(&table->qps) != 0) return EBUSY;
   for (uint32_t i = 0; i < 1u << table->log_size; ++i) Add(&table->wqs[i]->tables, -1);
+  Add(&ToContext(ibv->context)->rwq_tables, -1);
   free(table);
   return 0;
 }

@@ -41,6 +41,11 @@ constexpr uint32_t RightFor(MemoryAccess access) {
   return ~0u;
 }
 
+// What a remote access is to the owner of the memory.
+constexpr MemoryAccess LocalAccess(MemoryAccess access) {
+  return access == MemoryAccess::kRemoteRead ? MemoryAccess::kLocalRead : MemoryAccess::kLocalWrite;
+}
+
 uint64_t Mix(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -286,8 +291,12 @@ MemoryStatus RegionTable::Translate(uint32_t key, PdId pd, uint64_t address, uin
   if (offset > region->length || length > region->length - offset) {
     return MemoryStatus::kOutOfBounds;
   }
-  *extent = {region->space, region->address + offset, FullDmaClaim{this, key, pd, access},
-             region->kind == RegionKind::kNull};
+  // What came through a window stays right though the next packet of the pass invalidates it
+  // (SEND with invalidate behind a WRITE), so the region below it must cover it.
+  const bool window = region->is_window();
+  const FullDmaClaim claim = {this, window ? region->parent : key, pd,
+                              window ? LocalAccess(access) : access};
+  *extent = {region->space, region->address + offset, claim, region->kind == RegionKind::kNull};
   return MemoryStatus::kOk;
 }
 

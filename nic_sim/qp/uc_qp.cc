@@ -30,7 +30,8 @@ void UcQp::ResponderSide::OnPlaceFailed(Ticket ticket) {
 UcQp::UcQp(const Config& config)
     : Qp(config),
       responder_side_(*this),
-      memory_(config.share->regions, config.shard->dma(), config.pd, &responder_side_),
+      memory_(config.share->regions, config.shard->dma(), config.pd, &responder_side_, &qpn_),
+      requester_(memory_),
       responder_(memory_, receive_queue()) {
   memory_.set_receive_pd(receive_pd());
 }
@@ -128,6 +129,8 @@ bool UcQp::PollTransmit(Time, transport::TxPacket* packet, bool* response) {
     sq_.Publish();
     ++fetched_;
     requester_.Post(current_.request);
+    // Of a local operation no packet tells.
+    if (requester_.has_completion()) config_.shard->MarkReady(*this);
   }
 }
 

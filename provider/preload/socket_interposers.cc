@@ -2,6 +2,8 @@
 //
 // Interposed functions of sockets, for NETLINK_RDMA and NETLINK_ROUTE only.
 #include <dlfcn.h>
+#include <linux/netlink.h>
+#include <rdma/rdma_netlink.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -28,12 +30,19 @@ using verbena::provider::SetNetlinkRdmaOption;
 constexpr int kNetlinkRoute = 0;
 constexpr int kNetlinkRdma = 20;
 
-// libibverbs and librdmacm ask through libnl whether there is this netlink, and
-// prefer it to /sys. They are to take /sys, where more of the devices is shown.
+// libibverbs and librdmacm ask through libnl for devices and character devices, and
+// prefer what they hear to /sys. They are to take /sys, where more of the devices is
+// shown. What they may hear is that memory need not be kept from forked children.
 bool IsLibnl(void* caller) {
   Dl_info info = {};
   return dladdr(caller, &info) != 0 && info.dli_fname != nullptr &&
          strstr(info.dli_fname, "libnl-3") != nullptr;
+}
+bool IsForLibnl(const msghdr& message) {
+  nlmsghdr header;
+  if (message.msg_iovlen != 1 || message.msg_iov[0].iov_len < sizeof(header)) return false;
+  memcpy(&header, message.msg_iov[0].iov_base, sizeof(header));
+  return header.nlmsg_type == RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET);
 }
 
 }  // namespace
@@ -43,10 +52,6 @@ VERBENA_INTERPOSE int socket(int domain, int type, int protocol) noexcept {
     const int fd = VERBENA_NEXT(socket)(domain, type, protocol);
     if (domain == AF_NETLINK && protocol == kNetlinkRoute) verbena::provider::NoteNetlinkRoute(fd);
     return fd;
-  }
-  if (IsLibnl(__builtin_return_address(0))) {
-    errno = EPROTONOSUPPORT;
-    return -1;
   }
   return OpenNetlinkRdma(type);
 }
@@ -70,7 +75,13 @@ VERBENA_INTERPOSE int setsockopt(int fd, int level, int option, const void* valu
 
 VERBENA_INTERPOSE ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   if (message != nullptr) {
-    if (IsNetlinkRdma(fd)) return SendNetlinkRdma(fd, message, flags);
+    if (IsNetlinkRdma(fd)) {
+      if (IsLibnl(__builtin_return_address(0)) && !IsForLibnl(*message)) {
+        errno = EOPNOTSUPP;
+        return -1;
+      }
+      return SendNetlinkRdma(fd, message, flags);
+    }
     if (IsNetlinkRoute(fd)) return SendNetlinkRoute(fd, message, flags);
   }
   return VERBENA_NEXT(sendmsg)(fd, message, flags);

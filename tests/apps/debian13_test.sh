@@ -92,4 +92,10 @@ pair "ibv_rc_pingpong, events" 18602 ibv_rc_pingpong -g 0 -e -c -n 200 -s 70000 
 pair ib_write_bw 18603 ib_write_bw -F -x 1 -n 500 -p 18603
 pair ib_send_lat 18604 ib_send_lat -F -x 1 -n 500 -p 18604
 pair ib_atomic_bw 18605 ib_atomic_bw -F -x 1 -n 500 -p 18605
+# Our own conformance tests; of FLUSH, which earlier libraries have not, all must run.
+install -m 755 "$built/tests/verbs/rights_matrix_test" "$root/opt/verbena/"
+inside VERBENA_TEST_INSIDE=1 /opt/verbena/rights_matrix_test >"$folder/rights.log" 2>&1
+status=$?
+grep -q '  SKIPPED ' "$folder/rights.log" && status=1
+check "rights of all operations, FLUSH" "$status" "$folder/rights.log"
 exit "$failed"

@@ -97,13 +97,17 @@ class Perftest(AppTestCase):
             self.run_tool("ib_send_bw", "--use-srq", "-n", 300, *options)
         self.run_tool("ib_send_bw", "--use-srq", "-c", "UD", "-n", 300)
         self.run_tool("ib_send_lat", "--use-srq", "-n", 300)
+        self.run_tool("ib_send_bw", "--use-srq", "-c", "XRC", "-q", 4, "-n", 300)
+        self.run_tool("ib_send_bw", "--use-srq", "-c", "UC", "-q", 2, "-n", 300)
 
-    # ib_atomic_bw refuses --odp on any device.
+    # perftest refuses --odp with ib_atomic_bw, and over UC and UD, on any device.
     def test_on_demand_paging(self):
         for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat"):
             self.run_tool(tool, "--odp", "-n", 300)
         self.run_tool("ib_send_bw", "--odp", "--use-srq", "-n", 300)
         self.run_tool("ib_send_bw", "--odp", "-c", "XRC", "-n", 300)
+        for tool in ("ib_write_lat", "ib_read_lat"):
+            self.run_tool(tool, "--odp", "-n", 300)
 
     def test_ib_send_lat(self):
         self.latency("ib_send_lat", events=True)
@@ -123,6 +127,12 @@ class Perftest(AppTestCase):
                 count = () if "-D" in options else ("-n", 300)
                 self.run_tool(tool, "-c", "UD", *options, *count)
         self.run_tool("ib_send_bw", "-c", "UD", "-q", 16, "-n", 100)
+
+    # Its groups are IPv6 ones, and it wants GIDs of the same kind.
+    def test_multicast(self):
+        for tool in ("ib_send_bw", "ib_send_lat"):
+            for options in (("-x", 0), ("-x", 0, "-e"), ("-x", 0, "-m", 1024, "-s", 1024)):
+                self.run_tool(tool, "-c", "UD", "-g", "-n", 300, *options)
 
     # There is no side channel: the server ends when it has received as many frames.
     def test_raw_ethernet(self):

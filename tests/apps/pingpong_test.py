@@ -118,6 +118,35 @@ class Pingpong(AppTestCase):
         for program in (*clients, server):
             self.assertEqual(program.wait(), 0, program.describe())
 
+    def test_every_option_together_with_every_other(self):
+        """Memory of all kinds, events, timestamps, ibv_wr_*, data check, on demand, service level:
+        all combinations, or a third of them."""
+        memory = ([], ["-o"], ["-O"], ["-o", "-P"], ["-O", "-P"], ["-j"])
+        cases = []
+        for kind, *flags in itertools.product(memory, *(([], [flag]) for flag in "-e -t -N -c".split())):
+            options = kind + sum(flags, [])
+            # With both it ends at an event whose completion it has polled before the event came, as
+            # it may on any device (ibv_req_notify_cq(3)).
+            if not {"-e", "-t"} <= set(options):
+                cases.append(("rc", options))
+        for program, options in (("uc", "-e -c -l3"), ("ud", "-e -c -l3"), ("srq", "-e -c -o -l3"),
+                                 ("xsrq", "-e -o -l3")):
+            for flags in itertools.product(*(([], [flag]) for flag in options.split())):
+                cases.append((program, sum(flags, [])))
+        for i, (program, options) in enumerate(cases):
+            if not FULL and i % 3:
+                continue
+            with self.subTest(program=program, options=options):
+                port = free_port()
+                common = [f"ibv_{program}_pingpong", "-g", 1, "-i", 1, "-p", port, *options]
+                if program != "xsrq":
+                    common += ["-n", 50, "-r", 60]
+                nics = TWO if i % 3 else ONE
+                outputs = self.pair([*common, "-d", nics[0]], [*common, "-d", nics[1], ADDRESS], port)
+                for output in outputs:
+                    self.assertRegex(output, r"\d+ iters in [0-9.]+ seconds|success")
+                    self.assertNotIn("invalid data", output)
+
     def test_full_matrix(self):
         if not FULL:
             self.skipTest("VERBENA_TEST_FULL is not set")

@@ -141,6 +141,14 @@ TEST_F(FaultyDevice, EveryEventCanBeReported) {
     Add(std::string("event type=") + name + mine);
     EXPECT_EQ(NextEvent(a_.context()), type) << name;
   }
+  ibv_srq_init_attr init = {nullptr, {16, 1, 0}};
+  const Owned<ibv_srq> srq(ibv_create_srq(a_.pd(), &init));
+  const RcEnd on_srq(a_, EndOptions{.srq = srq.get()});
+  for (const auto& [name, type] : {std::pair{"SRQ_ERR", IBV_EVENT_SRQ_ERR},
+                                   {"SRQ_LIMIT_REACHED", IBV_EVENT_SRQ_LIMIT_REACHED}}) {
+    Add(std::string("event type=") + name + " qpn=" + QpnOf(on_srq));
+    EXPECT_EQ(NextEvent(a_.context()), type) << name;
+  }
   for (const auto& [name, type] : {std::pair{"PORT_ERR", IBV_EVENT_PORT_ERR},
                                    {"PORT_ACTIVE", IBV_EVENT_PORT_ACTIVE},
                                    {"LID_CHANGE", IBV_EVENT_LID_CHANGE},

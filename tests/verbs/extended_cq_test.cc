@@ -184,6 +184,55 @@ TEST_F(ExtendedCq, APollThatIsEndedEarlyLeavesTheRest) {
   }
 }
 
+// start_poll that finds something, next_poll as often as one likes, also after it found nothing,
+// end_poll; between them ibv_poll_cq. Whatever the order, each completion comes once, in its turn.
+TEST_F(ExtendedCq, EveryOrderOfPollingGivesEachCompletionOnce) {
+  Create(Attributes(64));
+  Random random(TestSeed());
+  SCOPED_TRACE("seed " + std::to_string(TestSeed()));
+  constexpr uint64_t kMessages = 2000;
+  uint64_t sent = 0, seen = 0;
+  const auto post = [&] {
+    for (uint64_t i = random.Below(8); i > 0 && sent < kMessages && sent - seen < 60; --i) {
+      ASSERT_EQ(Send(RdmaWr(sent, IBV_WR_RDMA_WRITE, memory_.address(2048), memory_.rkey()), 8), 0);
+      ++sent;
+    }
+  };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (seen < kMessages) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    ASSERT_NO_FATAL_FAILURE(post());
+    if (random.OneIn(4)) {
+      ibv_wc wc[3];
+      const int count =
+          ibv_poll_cq(ibv_cq_ex_to_cq(cq_.get()), static_cast<int>(random.Below(4)), wc);
+      ASSERT_GE(count, 0);
+      for (int i = 0; i < count; ++i) ASSERT_EQ(wc[i].wr_id, seen++);
+      continue;
+    }
+    ibv_poll_cq_attr attr = {};
+    const int started = ibv_start_poll(cq_.get(), &attr);
+    if (started == ENOENT) continue;  // and no end_poll
+    ASSERT_EQ(started, 0);
+    ASSERT_EQ(cq_->wr_id, seen++);
+    for (uint64_t i = random.Below(6); i > 0; --i) {
+      if (random.OneIn(3)) {
+        ASSERT_NO_FATAL_FAILURE(post());  // while the poll is open
+      }
+      const int next = ibv_next_poll(cq_.get());
+      if (next == ENOENT) continue;
+      ASSERT_EQ(next, 0);
+      ASSERT_EQ(cq_->wr_id, seen++);
+      ASSERT_EQ(cq_->status, IBV_WC_SUCCESS);
+      ASSERT_EQ(ibv_wc_read_opcode(cq_.get()), IBV_WC_RDMA_WRITE);
+    }
+    ibv_end_poll(cq_.get());
+  }
+  EXPECT_EQ(sent, kMessages);
+  ibv_poll_cq_attr attr = {};
+  EXPECT_EQ(ibv_start_poll(cq_.get(), &attr), ENOENT);
+}
+
 TEST_F(ExtendedCq, IsAPlainCqToo) {
   Create(Attributes(16));
   Receive(5);

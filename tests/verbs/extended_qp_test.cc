@@ -216,6 +216,11 @@ TEST_F(ExtendedQp, InlineDataAndListsUpToTheLimit) {
     }
     EXPECT_NE(post(max_inline_ + 1, list), 0);
     EXPECT_NE(post(max_inline_ * 4, list), 0);
+    // Far over: nothing of it is read, so it need not be there.
+    for (const size_t length :
+         {size_t{1} << 31, size_t{1} << 32, size_t{1} << 32 | 2, ~size_t{0}}) {
+      EXPECT_NE(post(length, list), 0) << length;
+    }
   }
   ASSERT_EQ(post(8, false), 0);  // it is as good as before
   Expect(1, IBV_WC_RDMA_WRITE);
@@ -232,6 +237,74 @@ TEST_F(ExtendedQp, TooManySgesAreRefused) {
     EXPECT_EQ(ibv_wr_complete(ex_) == 0, count == max_sge_);
   }
   Expect(3, IBV_WC_RDMA_WRITE);
+}
+
+TEST_F(ExtendedQp, ListsFarOverTheLimitAreRefused) {
+  const std::vector<ibv_sge> list(5000, local_.sge(0, 1));
+  const std::vector<ibv_data_buf> buffers(5000, ibv_data_buf{local_.data(), 1});
+  for (const bool is_inline : {false, true}) {
+    ibv_wr_start(ex_);
+    Next(3, IBV_SEND_SIGNALED | (is_inline ? unsigned{IBV_SEND_INLINE} : 0));
+    ibv_wr_rdma_write(ex_, remote_.rkey(), remote_.address());
+    if (is_inline) {
+      ibv_wr_set_inline_data_list(ex_, buffers.size(), buffers.data());
+    } else {
+      ibv_wr_set_sge_list(ex_, list.size(), list.data());
+    }
+    EXPECT_NE(ibv_wr_complete(ex_), 0);
+  }
+  EXPECT_TRUE(StaysEmpty(a_.send_cq(), Milliseconds(20)));
+}
+
+TEST_F(ExtendedQp, WindowsAreBoundAndInvalidated) {
+  RcEnd owner(EndOptions{.device = "verbena1", .send_ops = kRcOps});
+  RcEnd peer(EndOptions{.send_ops = kRcOps});
+  ConnectPair(owner, peer);
+  Memory region(owner.pd(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  Memory source(peer.pd(), 64);
+  ibv_qp_ex* const ex = ibv_qp_to_qp_ex(owner.qp());
+  ibv_qp_ex* const peer_ex = ibv_qp_to_qp_ex(peer.qp());
+  const Owned<ibv_mw> mw(ibv_alloc_mw(owner.pd(), IBV_MW_TYPE_2));
+  uint32_t rkey = mw->rkey;
+  const ibv_mw_bind_info info = {.mr = region.mr(),
+                                 .addr = region.address(),
+                                 .length = 64,
+                                 .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+  const auto bind = [&] {
+    rkey = ibv_inc_rkey(rkey);
+    ibv_wr_start(ex);
+    ex->wr_id = 1;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_bind_mw(ex, mw.get(), rkey, &info);
+    EXPECT_EQ(ibv_wr_complete(ex), 0);
+    const ibv_wc wc = PollOne(owner.send_cq());
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS) << Describe(wc);
+    EXPECT_EQ(wc.opcode, IBV_WC_BIND_MW);
+  };
+  bind();
+  ibv_wr_start(ex);
+  ex->wr_id = 2;
+  ex->wr_flags = IBV_SEND_SIGNALED;
+  ibv_wr_local_inv(ex, rkey);
+  ASSERT_EQ(ibv_wr_complete(ex), 0);
+  const ibv_wc local = PollOne(owner.send_cq());
+  EXPECT_EQ(local.status, IBV_WC_SUCCESS) << Describe(local);
+  EXPECT_EQ(local.opcode, IBV_WC_LOCAL_INV);
+  bind();
+  ASSERT_EQ(owner.PostRecv(9), 0);
+  ibv_wr_start(peer_ex);
+  peer_ex->wr_id = 3;
+  peer_ex->wr_flags = IBV_SEND_SIGNALED;
+  ibv_wr_rdma_write(peer_ex, rkey, region.address());
+  ibv_wr_set_sge(peer_ex, source.lkey(), source.address(), 64);
+  peer_ex->wr_id = 4;
+  ibv_wr_send_inv(peer_ex, rkey);
+  ASSERT_EQ(ibv_wr_complete(peer_ex), 0);
+  EXPECT_EQ(PollOne(peer.send_cq()).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(PollOne(peer.send_cq()).status, IBV_WC_SUCCESS);
+  const ibv_wc got = PollOne(owner.recv_cq());
+  EXPECT_TRUE((got.wc_flags & IBV_WC_WITH_INV) != 0);
+  EXPECT_EQ(got.invalidated_rkey, rkey);
 }
 
 TEST_F(ExtendedQp, PostingBeforeReadyToSendIsRefused) {
@@ -299,6 +372,8 @@ TEST(ExtendedQpCreation, OperationsThatATypeDoesNotHaveAreNotSupported) {
   EXPECT_EQ(error_of(IBV_QPT_RC, kRcOps), 0);
   EXPECT_EQ(error_of(IBV_QPT_UD, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM), 0);
   EXPECT_EQ(error_of(IBV_QPT_UD, IBV_QP_EX_WITH_RDMA_WRITE), EOPNOTSUPP);
+  EXPECT_EQ(error_of(IBV_QPT_UC, IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV), 0);
+  EXPECT_EQ(error_of(IBV_QPT_UC, IBV_QP_EX_WITH_RDMA_READ), EOPNOTSUPP);
   EXPECT_EQ(error_of(IBV_QPT_RC, IBV_QP_EX_WITH_TSO), EOPNOTSUPP);
   EXPECT_EQ(error_of(IBV_QPT_RC, uint64_t{1} << 40), EOPNOTSUPP);
 }

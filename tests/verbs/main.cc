@@ -3,7 +3,7 @@
 // main() of the verbs conformance programs. Started as a test it brings up a private daemon and
 // runs itself again in the environment that `verbena env` prints (LD_PRELOAD counts at exec only).
 // With VERBENA_TEST_INSIDE=1 it runs the tests in the environment as it is, for example against
-// another device: VERBENA_TEST_INSIDE=1 program --gtest_filter=...
+// another device: VERBENA_TEST_INSIDE=1 VERBENA_TEST_DEVICES=rxe0,rxe1 program (deviations.h).
 // With `--role NAME ...` it is another process of a test.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -12,8 +12,10 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "tests/testing/daemon_fixture.h"
+#include "tests/verbs/deviations.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
@@ -33,7 +35,12 @@ int RunInside(int argc, char** argv) {
   }
   PrivateDaemon daemon(2);
   ProcessOptions options;
-  options.argv = {"/bin/sh", "-c", "eval \"$(\"$0\" env)\" && exec \"$@\"", VerbenaCommand()};
+  // With the provider in this program none is loaded, so that a sanitizer sees what it does.
+  const bool linked = getenv("VERBENA_TEST_PROVIDER_LINKED") != nullptr;
+  options.argv = {"/bin/sh", "-c",
+                  std::string("eval \"$(\"$0\" env)\" && ") +
+                      (linked ? "unset IBV_DRIVERS && " : "") + "exec \"$@\"",
+                  VerbenaCommand()};
   options.argv.insert(options.argv.end(), argv, argv + argc);
   options.environment = daemon.Environment();
   options.environment["VERBENA_TEST_INSIDE"] = "1";
@@ -48,6 +55,22 @@ int RunInside(int argc, char** argv) {
            daemon.Dump().c_str());
   }
   return status == 0 ? 0 : 1;
+}
+
+void LeaveOutDeviations() {
+  const std::string device = DeviceUnderTest("verbena0");
+  std::string left_out;
+  for (const Deviation& deviation : kDeviations) {
+    if (!Concerns(deviation, device)) continue;
+    printf("%s: not run: %.*s: %.*s\n", device.c_str(), static_cast<int>(deviation.tests.size()),
+           deviation.tests.data(), static_cast<int>(deviation.reason.size()),
+           deviation.reason.data());
+    left_out += ":" + std::string(deviation.tests);
+  }
+  if (left_out.empty()) return;
+  std::string& filter = ::testing::GTEST_FLAG(filter);
+  // Negative patterns come behind one '-'.
+  filter += (filter.find('-') == std::string::npos ? "-" : ":") + left_out.substr(1);
 }
 
 }  // namespace
@@ -68,5 +91,6 @@ int main(int argc, char** argv) {
     return 1;
   }
   ::testing::InitGoogleTest(&argc, argv);
+  verbena::testing::LeaveOutDeviations();
   return RUN_ALL_TESTS();
 }

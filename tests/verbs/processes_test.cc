@@ -399,6 +399,21 @@ VERBENA_ROLE(fork_and_open) {
   return 0;
 }
 
+// ibv_is_fork_initialized(3): memory is copied on fork, so ibv_fork_init, which would keep it from
+// the child, is not needed.
+VERBENA_ROLE(fork_with_registered_memory) {
+  Require(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED, "copy on fork");
+  RcEnd end((EndOptions()));
+  Memory memory(end.pd(), 4096);
+  FillPattern(memory.bytes(), 3);
+  const pid_t child = fork();
+  if (child == 0) _exit(PatternMismatch(memory.bytes(), 3).has_value() ? 1 : 0);
+  int status = -1;
+  Require(waitpid(child, &status, 0) == child, "waitpid");
+  if (status != 0) printf("the child ended with %d\n", status);
+  return status == 0 ? 0 : 1;
+}
+
 // Overwrites what all clients of the daemon share and may write, again and again.
 VERBENA_ROLE(vandal) {
   RcEnd end((EndOptions()));
@@ -434,6 +449,11 @@ TEST(Clients, WorkAfterForkAndExec) {
 
 TEST(Clients, WorkInAForkedChildThatOpensTheDevice) {
   const Finished done = RunProcess(RoleProcess("fork_and_open"));
+  EXPECT_EQ(done.status, 0) << done.output;
+}
+
+TEST(Clients, LeaveRegisteredMemoryToForkedChildren) {
+  const Finished done = RunProcess(RoleProcess("fork_with_registered_memory"));
   EXPECT_EQ(done.status, 0) << done.output;
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each opcode on each transport with each set of rights of the QP, of the region and
-// of the local buffer: the status at both ends, the state of both QPs, the event, the
-// bytes (IBTA Vol 1 §9.7.4.1.5, §9.9.3, table of transport functions).
+// Each opcode on each transport with each set of rights of the QP, of the region or of
+// the memory window of either type, and of the local buffer: the status at both ends,
+// the state of both QPs, the event, the bytes (IBTA Vol 1 §9.7.4.1.5, §9.9.3, table of
+// transport functions).
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
@@ -62,9 +63,13 @@ constexpr Operation kOperations[] = {
      .of_xrc = false},
 };
 
+// What the remote key is of.
+enum class Through { kRegion, kWindow1, kWindow2 };
+
 struct Case {
   ibv_qp_type transport;  // XRC_SEND stands for XRC
   Operation operation;
+  Through through = Through::kRegion;
 };
 
 std::vector<Case> Cases() {
@@ -74,6 +79,10 @@ std::vector<Case> Cases() {
       if (transport == IBV_QPT_UC && operation.reliable) continue;
       if (transport == IBV_QPT_XRC_SEND && !operation.of_xrc) continue;
       cases.push_back({transport, operation});
+      if (operation.needs == 0) continue;
+      cases.push_back({transport, operation, Through::kWindow1});
+      // Its QP binds it, and an XRC_RECV QP sends nothing.
+      if (transport != IBV_QPT_XRC_SEND) cases.push_back({transport, operation, Through::kWindow2});
     }
   }
   return cases;
@@ -81,6 +90,11 @@ std::vector<Case> Cases() {
 
 std::string NameOf(ibv_qp_type transport) {
   return transport == IBV_QPT_RC ? "Rc" : transport == IBV_QPT_UC ? "Uc" : "Xrc";
+}
+std::string NameOf(Through through) {
+  return through == Through::kRegion    ? ""
+         : through == Through::kWindow1 ? "ByWindow1"
+                                        : "ByWindow2";
 }
 
 struct XrcdDeleter {
@@ -171,8 +185,15 @@ class RightsMatrix : public ::testing::TestWithParam<Case> {
                                      static_cast<int>(IBV_ACCESS_LOCAL_WRITE | RightsOf(set))));
       ASSERT_NE(regions_[set], nullptr);
     }
+    if (GetParam().through != Through::kRegion) {
+      bindable_.reset(ibv_reg_mr(b_.pd.get(), b_.memory.data(), 4096,
+                                 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND));
+      ASSERT_NE(bindable_, nullptr);
+      ConnectPair(binder_, binder_peer_);
+    }
   }
   void TearDown() override {
+    window_.reset();
     b_.qp.reset();
     b_.srq.reset();
   }
@@ -238,6 +259,33 @@ class RightsMatrix : public ::testing::TestWithParam<Case> {
     } else {
       ASSERT_EQ(ibv_post_recv(b_.qp.get(), &wr, &bad), 0);
     }
+  }
+
+  // A key with these rights on `b`'s memory; one at a time.
+  uint32_t KeyWith(unsigned set) {
+    if (GetParam().through == Through::kRegion) return regions_[set]->rkey;
+    window_.reset();  // before the region below it
+    const bool by_qp = GetParam().through == Through::kWindow2;
+    window_.reset(ibv_alloc_mw(b_.pd.get(), by_qp ? IBV_MW_TYPE_2 : IBV_MW_TYPE_1));
+    Require(window_ != nullptr, "ibv_alloc_mw");
+    const ibv_mw_bind_info info = {.mr = bindable_.get(),
+                                   .addr = b_.memory.address(),
+                                   .length = 4096,
+                                   .mw_access_flags = RightsOf(set)};
+    if (!by_qp) {
+      ibv_mw_bind bind = {.wr_id = 70, .send_flags = IBV_SEND_SIGNALED, .bind_info = info};
+      EXPECT_EQ(ibv_bind_mw(binder_.qp(), window_.get(), &bind), 0);
+      EXPECT_EQ(PollOne(binder_.send_cq()).status, IBV_WC_SUCCESS);
+      return window_->rkey;
+    }
+    ibv_send_wr wr = SendWr(71, IBV_WR_BIND_MW);
+    wr.bind_mw = {.mw = window_.get(), .rkey = ibv_inc_rkey(window_->rkey), .bind_info = info};
+    ibv_send_wr* bad = nullptr;
+    EXPECT_EQ(ibv_post_send(b_.qp.get(), &wr, &bad), 0);
+    const ibv_wc wc = PollOne(b_.cq.get());
+    EXPECT_EQ(wc.status, IBV_WC_SUCCESS) << Describe(wc);
+    EXPECT_EQ(wc.opcode, IBV_WC_BIND_MW);
+    return wr.bind_mw.rkey;
   }
 
   ibv_wc Perform(uint32_t lkey, uint32_t rkey) {
@@ -343,13 +391,17 @@ class RightsMatrix : public ::testing::TestWithParam<Case> {
   End a_{"verbena0"};
   End b_{"verbena1"};
   std::array<Owned<ibv_mr>, 8> regions_;
+  Owned<ibv_mr> bindable_;
+  // Of b's PD: binds windows of type 1.
+  RcEnd binder_{b_.context.get(), b_.pd.get()}, binder_peer_{b_.context.get(), b_.pd.get()};
+  Owned<ibv_mw> window_;
   uint64_t round_ = 0;
   uint64_t compare_ = 0;
   bool posted_in_srq_ = false;
 };
 
 INSTANTIATE_TEST_SUITE_P(All, RightsMatrix, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return NameOf(info.param.transport) + info.param.operation.name;
+  return NameOf(info.param.transport) + info.param.operation.name + NameOf(info.param.through);
 });
 
 TEST_P(RightsMatrix, RightsOfQpAndRegionDecide) {
@@ -359,7 +411,7 @@ TEST_P(RightsMatrix, RightsOfQpAndRegionDecide) {
       SCOPED_TRACE("QP rights " + std::to_string(qp_set) + ", region rights " +
                    std::to_string(region_set));
       ASSERT_NO_FATAL_FAILURE(Connect(RightsOf(qp_set)));
-      const ibv_wc wc = Perform(a_.memory.lkey(), regions_[region_set]->rkey);
+      const ibv_wc wc = Perform(a_.memory.lkey(), KeyWith(region_set));
       if ((RightsOf(qp_set) & needs) != needs) {
         ExpectRefusal(wc, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
       } else if ((RightsOf(region_set) & needs) != needs) {
@@ -390,7 +442,7 @@ TEST_P(RightsMatrix, TheLocalBufferNeedsTheRightToBeWrittenTo) {
                     {a_.memory.lkey(), false}};
   for (const auto& row : rows) {
     ASSERT_NO_FATAL_FAILURE(Connect(RightsOf(7)));
-    const ibv_wc wc = Perform(row.lkey, regions_[7]->rkey);
+    const ibv_wc wc = Perform(row.lkey, KeyWith(7));
     if (!row.fails) {
       ExpectSuccess(wc);
       continue;
@@ -404,20 +456,104 @@ TEST_P(RightsMatrix, TheLocalBufferNeedsTheRightToBeWrittenTo) {
   EXPECT_EQ(NextAsyncEvent(b_.context.get(), Milliseconds(0)), std::nullopt);
 }
 
+// --- SEND with invalidate by what its key is of ---
+
+// Only a window of type 2 that the receiving QP has bound may be invalidated (IBTA Vol 1
+// §9.4.1.1.3); an XRC_RECV QP binds none. The sender is told nothing of a refusal (class J): it
+// runs out of retries.
+class InvalidateMatrix : public RightsMatrix {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, InvalidateMatrix,
+    ::testing::Values(
+        Case{IBV_QPT_RC, {.name = "SendInv", .opcode = IBV_WR_SEND_WITH_INV, .needs = 0}},
+        Case{IBV_QPT_XRC_SEND, {.name = "SendInv", .opcode = IBV_WR_SEND_WITH_INV, .needs = 0}}),
+    [](const auto& info) { return NameOf(info.param.transport); });
+
+TEST_P(InvalidateMatrix, OnlyAnOwnWindowOfTypeTwoMayBeInvalidated) {
+  const Owned<ibv_mr> region(
+      ibv_reg_mr(b_.pd.get(), b_.memory.data(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND));
+  ASSERT_NE(region, nullptr);
+  ConnectPair(binder_, binder_peer_);
+  const ibv_mw_bind_info info = {.mr = region.get(),
+                                 .addr = b_.memory.address(),
+                                 .length = 64,
+                                 .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+  const auto bind = [&](ibv_qp* qp, ibv_cq* cq, ibv_mw* mw) {
+    ibv_send_wr wr = SendWr(1, IBV_WR_BIND_MW);
+    wr.bind_mw = {.mw = mw, .rkey = ibv_inc_rkey(mw->rkey), .bind_info = info};
+    ibv_send_wr* bad = nullptr;
+    EXPECT_EQ(ibv_post_send(qp, &wr, &bad), 0);
+    EXPECT_EQ(PollOne(cq).status, IBV_WC_SUCCESS);
+    return wr.bind_mw.rkey;
+  };
+  enum { kOwn, kOthers, kUnbound, kTypeOne, kRegionKey, kUnknown };
+  for (const int what : {kOwn, kOthers, kUnbound, kTypeOne, kRegionKey, kUnknown}) {
+    if (what == kOwn && is_xrc()) continue;
+    SCOPED_TRACE("key " + std::to_string(what));
+    ASSERT_NO_FATAL_FAILURE(Connect(RightsOf(7)));
+    const Owned<ibv_mw> mw(
+        ibv_alloc_mw(b_.pd.get(), what == kTypeOne ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2));
+    uint32_t key = mw->rkey;
+    if (what == kOwn) key = bind(b_.qp.get(), b_.cq.get(), mw.get());
+    if (what == kOthers) key = bind(binder_.qp(), binder_.send_cq(), mw.get());
+    if (what == kTypeOne) {
+      ibv_mw_bind request = {.wr_id = 70, .send_flags = IBV_SEND_SIGNALED, .bind_info = info};
+      ASSERT_EQ(ibv_bind_mw(binder_.qp(), mw.get(), &request), 0);
+      ASSERT_EQ(PollOne(binder_.send_cq()).status, IBV_WC_SUCCESS);
+      key = mw->rkey;
+    }
+    if (what == kRegionKey) key = region->rkey;
+    if (what == kUnknown) key = 0x00abcd01;
+    ibv_sge buffer = b_.memory.sge(2048, 64);
+    ibv_recv_wr receive = {900, nullptr, &buffer, 1};
+    ibv_recv_wr* bad_receive = nullptr;
+    ASSERT_EQ(is_xrc() ? ibv_post_srq_recv(b_.srq.get(), &receive, &bad_receive)
+                       : ibv_post_recv(b_.qp.get(), &receive, &bad_receive),
+              0);
+    ibv_sge sge = a_.memory.sge(0, 8);
+    ibv_send_wr wr = SendWr(5, IBV_WR_SEND_WITH_INV);
+    wr.sg_list = &sge;
+    wr.num_sge = 1;
+    wr.invalidate_rkey = key;
+    wr.qp_type.xrc.remote_srqn = b_.srqn;
+    ibv_send_wr* bad = nullptr;
+    ASSERT_EQ(ibv_post_send(a_.qp.get(), &wr, &bad), 0);
+    const ibv_wc sent = PollOne(a_.cq.get());
+    const ibv_wc got = PollOne(b_.cq.get());
+    EXPECT_EQ(got.wr_id, 900u);
+    if (what == kOwn) {
+      EXPECT_EQ(sent.status, IBV_WC_SUCCESS) << Describe(sent);
+      EXPECT_EQ(got.status, IBV_WC_SUCCESS) << Describe(got);
+      EXPECT_TRUE((got.wc_flags & IBV_WC_WITH_INV) != 0);
+      EXPECT_EQ(got.invalidated_rkey, key);
+      EXPECT_EQ(b_.State(), IBV_QPS_RTS);
+    } else {
+      EXPECT_EQ(sent.status, IBV_WC_RETRY_EXC_ERR) << Describe(sent);
+      EXPECT_EQ(got.status, IBV_WC_LOC_ACCESS_ERR) << Describe(got);
+      EXPECT_EQ(a_.State(), IBV_QPS_ERR);
+      EXPECT_EQ(b_.State(), IBV_QPS_ERR);
+    }
+    while (NextAsyncEvent(b_.context.get(), Milliseconds(0)).has_value()) {
+    }
+  }
+}
+
 // --- Which transport has which opcode ---
 
 TEST(OpcodeMatrix, EachTransportTakesItsOpcodesOnly) {
   constexpr unsigned kSends = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM;
   constexpr unsigned kWrites = 1u << IBV_WR_RDMA_WRITE | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
-  constexpr unsigned kReliable =
-      1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_READ | 1u << IBV_WR_ATOMIC_CMP_AND_SWP |
-      1u << IBV_WR_ATOMIC_FETCH_AND_ADD | 1u << IBV_WR_LOCAL_INV | 1u << IBV_WR_BIND_MW;
+  constexpr unsigned kLocal = 1u << IBV_WR_LOCAL_INV | 1u << IBV_WR_BIND_MW;
+  constexpr unsigned kReliable = kLocal | 1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_READ |
+                                 1u << IBV_WR_ATOMIC_CMP_AND_SWP |
+                                 1u << IBV_WR_ATOMIC_FETCH_AND_ADD;
   struct {
     ibv_qp_type type;
     unsigned opcodes;
   } const rows[] = {{IBV_QPT_RC, kSends | kWrites | kReliable | 1u << kAtomicWrite},
                     {IBV_QPT_XRC_SEND, kSends | kWrites | kReliable},
-                    {IBV_QPT_UC, kSends | kWrites},
+                    {IBV_QPT_UC, kSends | kWrites | kLocal},
                     {IBV_QPT_UD, kSends},
                     {IBV_QPT_RAW_PACKET, 1u << IBV_WR_SEND}};
   End end("verbena0");

@@ -103,6 +103,63 @@ TEST_P(Uc, OperationsThatUcDoesNotHaveAreRefusedAtPost) {
   EXPECT_EQ(a_.State(), IBV_QPS_RTS);
 }
 
+// ibv_post_send(3): UC has BIND_MW and LOCAL_INV. A window of type 2 belongs to its UC QP.
+TEST_P(Uc, WindowsAreBoundAndInvalidated) {
+  Memory source(a_.pd(), 64);
+  Memory region(b_.pd(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  const Owned<ibv_mw> mw(ibv_alloc_mw(b_.pd(), IBV_MW_TYPE_2));
+  ASSERT_NE(mw, nullptr);
+  ibv_send_wr bind = SendWr(1, IBV_WR_BIND_MW);
+  bind.bind_mw = {.mw = mw.get(),
+                  .rkey = ibv_inc_rkey(mw->rkey),
+                  .bind_info = {.mr = region.mr(),
+                                .addr = region.address(64),
+                                .length = 64,
+                                .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}};
+  ASSERT_EQ(b_.PostSend(bind), 0);
+  const ibv_wc bound = PollOne(b_.send_cq());
+  EXPECT_EQ(bound.status, IBV_WC_SUCCESS) << Describe(bound);
+  EXPECT_EQ(bound.opcode, IBV_WC_BIND_MW);
+  ASSERT_EQ(b_.PostRecv(5), 0);
+  const auto write_imm = [&](uint64_t offset) {
+    EXPECT_EQ(a_.PostSend(
+                  RdmaWr(2, IBV_WR_RDMA_WRITE_WITH_IMM, region.address(offset), bind.bind_mw.rkey),
+                  {source.sge(0, 8)}),
+              0);
+    EXPECT_EQ(PollOne(a_.send_cq()).status, IBV_WC_SUCCESS);
+  };
+  write_imm(120);
+  EXPECT_EQ(PollOne(b_.recv_cq()).wr_id, 5u);
+  ASSERT_EQ(b_.PostRecv(6), 0);
+  write_imm(121);  // beyond the window
+  EXPECT_TRUE(StaysEmpty(b_.recv_cq(), Milliseconds(20)));
+
+  // Behind a message, unsignalled, and then signalled.
+  ibv_send_wr invalidate = SendWr(3, IBV_WR_LOCAL_INV);
+  invalidate.invalidate_rkey = bind.bind_mw.rkey;
+  Memory own(b_.pd(), 4096);
+  ASSERT_EQ(a_.PostRecv(7), 0);
+  ASSERT_EQ(b_.PostSend(SendWr(8), {}), 0);
+  ASSERT_EQ(b_.PostSend(invalidate), 0);
+  EXPECT_EQ(PollOne(b_.send_cq()).wr_id, 8u);
+  const ibv_wc gone = PollOne(b_.send_cq());
+  EXPECT_EQ(gone.wr_id, 3u);
+  EXPECT_EQ(gone.status, IBV_WC_SUCCESS) << Describe(gone);
+  EXPECT_EQ(gone.opcode, IBV_WC_LOCAL_INV);
+  write_imm(120);
+  EXPECT_TRUE(StaysEmpty(b_.recv_cq(), Milliseconds(20)));
+
+  ASSERT_EQ(b_.PostSend(invalidate), 0);  // of nothing
+  EXPECT_EQ(PollOne(b_.send_cq()).status, IBV_WC_LOC_QP_OP_ERR);
+  EXPECT_EQ(b_.State(), IBV_QPS_SQE);
+  ASSERT_EQ(b_.ToState(IBV_QPS_RTS), 0);
+  bind.bind_mw.rkey = ibv_inc_rkey(bind.bind_mw.rkey);
+  ASSERT_EQ(b_.PostSend(bind), 0);
+  EXPECT_EQ(PollOne(b_.send_cq()).status, IBV_WC_SUCCESS);
+  write_imm(64);
+  EXPECT_EQ(PollOne(b_.recv_cq()).wr_id, 6u);
+}
+
 // Nothing comes back, whatever happens to the message, and the next arrives.
 TEST_P(Uc, WithoutAReceiveOrARightAMessageIsLostAndTheNextArrives) {
   Memory source(a_.pd(), 4096), target(b_.pd(), 4096);

@@ -10,8 +10,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+
+#include "tests/verbs/deviations.h"
 
 namespace verbena::testing {
 namespace {
@@ -49,7 +52,17 @@ void Require(bool good, const std::string& what) {
   if (!good) throw std::runtime_error(what + ": " + strerror(errno));
 }
 
-Owned<ibv_context> OpenDevice(const std::string& name) {
+std::string DeviceUnderTest(const std::string& name) {
+  const char* const names = getenv("VERBENA_TEST_DEVICES");
+  if (names == nullptr) return name;
+  const std::string both = names;
+  const size_t comma = both.find(',');
+  if (name == "verbena0" || comma == std::string::npos) return both.substr(0, comma);
+  return name == "verbena1" ? both.substr(comma + 1) : name;
+}
+
+Owned<ibv_context> OpenDevice(const std::string& simulated) {
+  const std::string name = DeviceUnderTest(simulated);
   int count = 0;
   ibv_device** list = ibv_get_device_list(&count);
   Require(list != nullptr, "ibv_get_device_list");
@@ -129,7 +142,10 @@ RcEnd::RcEnd(const EndOptions& options) {
 }
 
 RcEnd::RcEnd(const RcEnd& other, const EndOptions& options)
-    : context_(other.context_), pd_(other.pd_) {
+    : RcEnd(other.context_, other.pd_, options) {}
+
+RcEnd::RcEnd(ibv_context* context, ibv_pd* pd, const EndOptions& options)
+    : context_(context), pd_(pd) {
   CreateQp(options);
 }
 

@@ -33,6 +33,8 @@ struct VerbsDeleter {
   void operator()(ibv_ah* object) const { ibv_destroy_ah(object); }
   void operator()(ibv_mw* object) const { ibv_dealloc_mw(object); }
   void operator()(ibv_dm* object) const { ibv_free_dm(object); }
+  void operator()(ibv_wq* object) const { ibv_destroy_wq(object); }
+  void operator()(ibv_rwq_ind_table* object) const { ibv_destroy_rwq_ind_table(object); }
   void operator()(ibv_comp_channel* object) const { ibv_destroy_comp_channel(object); }
 };
 template <typename T>
@@ -114,6 +116,7 @@ class RcEnd {
   explicit RcEnd(const EndOptions& options = {});
   // A further QP on the objects of `other`, which must live longer.
   RcEnd(const RcEnd& other, const EndOptions& options);
+  RcEnd(ibv_context* context, ibv_pd* pd, const EndOptions& options = {});
 
   ibv_context* context() const { return context_; }
   ibv_pd* pd() const { return pd_; }

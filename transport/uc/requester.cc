@@ -34,11 +34,15 @@ constexpr bool IsWrite(WrOpcode opcode) {
   return opcode == WrOpcode::kRdmaWrite || opcode == WrOpcode::kRdmaWriteImm;
 }
 
+constexpr bool IsLocal(WrOpcode opcode) {
+  return opcode == WrOpcode::kBindMw || opcode == WrOpcode::kLocalInv;
+}
+
 // What is wrong with a WR before its memory is looked at.
 WcStatus Validate(const SendRequest& request, uint64_t length) {
   if (request.malformed != WcStatus::kSuccess) return request.malformed;
-  const bool is_known = IsWrite(request.opcode) || request.opcode == WrOpcode::kSend ||
-                        request.opcode == WrOpcode::kSendImm;
+  const bool is_known = IsWrite(request.opcode) || IsLocal(request.opcode) ||
+                        request.opcode == WrOpcode::kSend || request.opcode == WrOpcode::kSendImm;
   if (!is_known || request.sges.size() > kMaxSge) return WcStatus::kLocQpOpErr;
   return length > kMaxMessageBytes ? WcStatus::kLocLenErr : WcStatus::kSuccess;
 }
@@ -82,6 +86,25 @@ void UcRequester::Post(const SendRequest& request) {
   message_ = request;
   length_ = static_cast<uint32_t>(length);
   offset_ = sge_ = sge_used_ = 0;
+  ExecuteLocal();
+}
+
+// A message before it whose payload cannot be read flushes it, so it waits.
+void UcRequester::ExecuteLocal() {
+  if (!in_message_ || !IsLocal(message_.opcode)) return;
+  for (uint32_t i = 0; i + 1 < sent_.size(); ++i) {
+    if (!sent_[i].done) return;
+  }
+  const SendRequest& r = message_;
+  const bool bind = r.opcode == WrOpcode::kBindMw;
+  const MemoryStatus status =
+      bind ? memory_.Bind(BindOf(r.imm_or_inv, r.remote_address, r.rkey, r.compare_add, r.swap))
+           : memory_.Invalidate(r.imm_or_inv);
+  in_message_ = false;
+  sent_.back().out = sent_.back().done = true;
+  if (status != MemoryStatus::kOk) {
+    Fail(sent_.back(), bind ? WcStatus::kMwBindErr : WcStatus::kLocQpOpErr);
+  }
 }
 
 void UcRequester::FillSegments(uint32_t bytes, TxPacket* packet) {
@@ -103,7 +126,7 @@ void UcRequester::FillSegments(uint32_t bytes, TxPacket* packet) {
 }
 
 bool UcRequester::PollTransmit(TxPacket* packet) {
-  if (!in_message_ || failed_) return false;
+  if (!in_message_ || failed_ || IsLocal(message_.opcode)) return false;
   const bool first = offset_ == 0;
   const uint32_t bytes = std::min(length_ - offset_, mtu_);
   const bool last = offset_ + bytes == length_;
@@ -144,10 +167,11 @@ void UcRequester::HandleFetched(Psn psn) {
   for (uint32_t i = 0; i < sent_.size(); ++i) {
     Sent& sent = sent_[i];
     if (sent.done) continue;
-    if (!sent.out || Psn::Distance(sent.last_psn, psn) < 0) return;
+    if (!sent.out || Psn::Distance(sent.last_psn, psn) < 0) break;
     sent.done = true;
     ++counters_.rdma_sends;
   }
+  ExecuteLocal();
 }
 
 // The message that the packet belongs to is the first that is not read to its

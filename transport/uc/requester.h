@@ -2,7 +2,8 @@
 //
 // UcRequester: the sending half of a UC QP. A message is sent once, packet by
 // packet; its WR completes when the payload has been read. Nobody answers
-// (IBTA Vol 1 §9.8.2). Sans-I/O, no heap after construction.
+// (IBTA Vol 1 §9.8.2). BIND_MW and LOCAL_INV send nothing and take effect when
+// everything before them is over. Sans-I/O, no heap after construction.
 //
 // Owner: one QP. Thread: whoever runs the QP's shard.
 #pragma once
@@ -29,6 +30,9 @@ class UcRequester {
   // WRs whose payload may still have to be read, and completions that nobody
   // polled yet.
   static constexpr uint32_t kWindow = 64;
+
+  // `memory` must live longer.
+  explicit UcRequester(MemoryPort& memory) : memory_(memory) {}
 
   // RTR→RTS. Forgets everything earlier.
   void Start(const UcRequesterConfig& config);
@@ -57,6 +61,8 @@ class UcRequester {
   bool failed() const { return failed_; }
   // Nothing has begun that is not over.
   bool drained() const { return sent_.empty(); }
+  // PollCompletion has something to look at.
+  bool has_completion() { return !sent_.empty() && sent_[0].done; }
   Psn next_psn() const { return next_psn_; }
   // WRs posted whose completion nobody polled.
   uint32_t outstanding() const { return sent_.size(); }
@@ -76,11 +82,15 @@ class UcRequester {
   };
   void Fail(Sent& sent, WcStatus status);
   void FillSegments(uint32_t bytes, TxPacket* packet);
+  // The local operation that waits, if nothing is before it any more.
+  void ExecuteLocal();
 
+  MemoryPort& memory_;
   uint32_t mtu_ = 1024;
   Psn next_psn_;
   bool failed_ = false;
-  // The message that is being sent; it is the last of sent_.
+  // The message that is being sent, or a local operation that waits; it is the
+  // last of sent_.
   bool in_message_ = false;
   SendRequest message_;
   uint32_t length_ = 0;

@@ -258,6 +258,11 @@ void FakeDevice::Handle(Client* client) {
 }
 
 void FakeDevice::HandleHello(Client* client, const std::vector<uint8_t>& bytes) {
+  constexpr uint32_t kNetlinkHello[2] = {abi::kMagic, abi::kClientNetlink};
+  if (bytes == Bytes(kNetlinkHello)) {  // libibverbs asks; here nobody answers
+    client->gone = true;
+    return;
+  }
   hello_ = From<abi::Hello>(bytes);
   abi::HelloReply reply = {};
   reply.magic = abi::kMagic;

@@ -118,6 +118,36 @@ TEST_F(DmaQueueThatChecks, CopiesWhatIsStillRight) {
   EXPECT_EQ(space_.calls.size(), 1u);
 }
 
+// A WRITE and the SEND with invalidate behind it come in one pass.
+TEST_F(DmaQueueThatChecks, CopiesWhatCameThroughAWindowThatIsInvalidatedMeanwhile) {
+  uint32_t region = 0, window = 0;
+  ASSERT_EQ(table_.Register({.space = &space_,
+                             .pd = kPd,
+                             .access = transport::kAccessLocalWrite | transport::kAccessMwBind,
+                             .iova = kBase,
+                             .length = kBytes,
+                             .address = kBase,
+                             .owner = 42},
+                            &region),
+            0);
+  ASSERT_EQ(table_.AllocateWindow(RegionKind::kWindow2, kPd, 42, &window), 0);
+  ASSERT_EQ(table_.Bind({.window = window,
+                         .new_key = window + 1,
+                         .region_key = region,
+                         .access = transport::kAccessRemoteWrite,
+                         .address = kBase,
+                         .length = 64},
+                        kPd, 7),
+            transport::MemoryStatus::kOk);
+  Extent through;
+  ASSERT_EQ(table_.Translate(window + 1, kPd, kBase, 8, MemoryAccess::kRemoteWrite, &through, 7),
+            transport::MemoryStatus::kOk);
+  queue_.Place(through, bytes_, true, &owner_, 1);
+  ASSERT_EQ(table_.Invalidate(window + 1, kPd, 7), transport::MemoryStatus::kOk);
+  queue_.FlushPlacements();
+  EXPECT_GE(space_.calls.size(), 1u);
+}
+
 using DmaQueueThatChecksDeathTest = DmaQueueThatChecks;
 
 TEST_F(DmaQueueThatChecksDeathTest, EndsBeforeAFetchThatIsNotCovered) {

@@ -26,7 +26,7 @@ inline constexpr uint64_t kUcBase = 0x10000;
 class UcPair {
  public:
   explicit UcPair(transport::Psn psn = transport::Psn(0xfffffe), size_t bytes = 1 << 16)
-      : responder(memory, receives) {
+      : requester(memory), responder(memory, receives) {
     for (const uint32_t key : {kUcSourceKey, kUcTargetKey, kUcReceiveKey}) {
       memory.AddRegion(key, kUcBase, bytes);
     }

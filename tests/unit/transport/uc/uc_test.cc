@@ -36,6 +36,15 @@ class UcTest : public ::testing::Test {
     for (const auto& frame : frames) EXPECT_EQ(pair_.Deliver(frame), Verdict::kAccepted);
   }
 
+  void PostInvalidate(uint64_t wr_id, uint32_t key) {
+    SendRequest request;
+    request.wr_id = wr_id;
+    request.opcode = WrOpcode::kLocalInv;
+    request.signaled = true;
+    request.imm_or_inv = key;
+    pair_.requester.Post(request);
+  }
+
   UcPair pair_;
 };
 
@@ -253,6 +262,48 @@ TEST_F(UcTest, FlushCompletesWhatIsPostedAndTheReceiveThatWasTaken) {
   EXPECT_EQ(pair_.Received()->wr_id, 1u);
   EXPECT_EQ(pair_.Received()->wr_id, 2u);
   EXPECT_FALSE(pair_.Received().has_value());
+}
+
+// IBTA Vol 1 §10.8.3.4, ordering of local operations.
+TEST_F(UcTest, ALocalOperationNeedsNoPacketAndTakesEffectAfterWhatIsBeforeIt) {
+  constexpr uint32_t kWindow = 77;
+  pair_.memory.AddRegion(kWindow, kUcBase, 64);
+  pair_.memory.AllowInvalidate(kWindow);
+  pair_.Post(1, WrOpcode::kSend, 10);
+  TxPacket packet;
+  ASSERT_TRUE(pair_.requester.PollTransmit(&packet));
+  PostInvalidate(2, kWindow);
+  EXPECT_FALSE(pair_.requester.CanPost());
+  EXPECT_FALSE(pair_.requester.PollTransmit(&packet));
+  EXPECT_FALSE(pair_.Sent().has_value());
+  pair_.requester.HandleFetched(packet.psn);
+  EXPECT_EQ(pair_.Sent()->wr_id, 1u);
+  const auto done = pair_.Sent();
+  ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, WcStatus::kSuccess);
+  EXPECT_EQ(done->opcode, WcOpcode::kLocalInv);
+  EXPECT_TRUE(pair_.requester.CanPost());
+
+  PostInvalidate(3, kWindow);  // it is gone
+  const auto failed = pair_.Sent();
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->status, WcStatus::kLocQpOpErr);
+  EXPECT_TRUE(pair_.requester.failed());
+  EXPECT_EQ(pair_.requester.next_psn(), packet.psn.Next());
+}
+
+TEST_F(UcTest, ALocalOperationBehindAMessageThatCannotBeReadIsFlushed) {
+  constexpr uint32_t kWindow = 77;
+  pair_.memory.AddRegion(kWindow, kUcBase, 64);
+  pair_.memory.AllowInvalidate(kWindow);
+  pair_.Post(1, WrOpcode::kSend, 10);
+  TxPacket packet;
+  ASSERT_TRUE(pair_.requester.PollTransmit(&packet));
+  PostInvalidate(2, kWindow);
+  pair_.requester.HandleFetchFailed(packet.psn);
+  EXPECT_EQ(pair_.Sent()->status, WcStatus::kLocProtErr);
+  EXPECT_EQ(pair_.Sent()->status, WcStatus::kWrFlushErr);
+  EXPECT_EQ(pair_.memory.Invalidate(kWindow), MemoryStatus::kOk);  // nobody did
 }
 
 }  // namespace
