@@ -25,7 +25,7 @@ using verbena::testing::FrameKey;
 using verbena::testing::SpecialFrames;
 using verbena::testing::TsharkTable;
 
-constexpr size_t kRoceFrames = 1373;
+constexpr size_t kRoceFrames = 2060;
 
 // The number behind `key` ("pkey=") in a frame's special rows, or `fallback`.
 std::string SpecialOr(const std::multimap<FrameKey, std::string>& special, const FrameKey& frame,
@@ -46,7 +46,7 @@ uint64_t SpecialNumber(const std::multimap<FrameKey, std::string>& special, cons
 template <typename Check>
 void ForEachFrame(Check check) {
   const auto names = CaptureNames();
-  ASSERT_EQ(names.size(), 89u);
+  ASSERT_EQ(names.size(), 109u);
   for (const std::string& name : names) {
     const auto frames = CaptureFrames(name);
     ASSERT_FALSE(frames.empty()) << name;
