@@ -129,11 +129,14 @@ def _qperf(rng):
 def _fio(rng):
     port, verb = _cm_port(), rng.choice(("write", "read", "send"))
     depth = rng.choice((1, 4, 16))
-    common = ["fio", "--ioengine=rdma", f"--port={port}", f"--bs={rng.choice(('4k', '64k', '256k'))}",
-              "--size=8m"]
+    kib = rng.choice((4, 64, 256))
+    # fio connects without RNR retries and posts up to 512 receives: one for each message, or a server
+    # that gets no CPU for a while ends the connection, and fio waits for ever.
+    mib = 1 if verb == "send" and kib == 4 else 8
+    common = ["fio", "--ioengine=rdma", f"--port={port}", f"--bs={kib}k", f"--size={mib}m"]
     return Recipe([*common, "--name=server", "--rw=read",
                    f"--verb={'recv' if verb == 'send' else verb}",
-                   f"--iodepth={2 * depth + 16 if verb == 'send' else depth}"],
+                   f"--iodepth={mib * 1024 // kib + 16 if verb == 'send' else depth}"],
                   [*common, "--name=client", f"--hostname={FIRST}", f"--verb={verb}", "--rw=write",
                    f"--iodepth={depth}"], ("cm", port), says="err= 0")
 
