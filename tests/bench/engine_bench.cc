@@ -59,7 +59,6 @@ int Run(nic::Device& device, transport::WrOpcode opcode, int batches) {
   for (int batch = 0; batch < kWarmUp + batches; ++batch) {
     abi::SendWqe wqe{};
     wqe.opcode = static_cast<uint8_t>(opcode);
-
     wqe.rkey = to_key;
     for (uint32_t i = 0; i < kBatch; ++i) {
       wqe.wr_id = i;
