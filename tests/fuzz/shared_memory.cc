@@ -36,6 +36,11 @@ constexpr int kMaxSteps = 100;
 constexpr size_t kRegionBytes = 8192;
 constexpr size_t kGapBytes = 4096;
 constexpr uint8_t kGap = 0xdb;
+constexpr size_t kConnected = 4;  // QPs of an application that have a peer; then come the others
+constexpr uint32_t kUd = 4;       // enum ibv_qp_type
+constexpr uint32_t kRawPacket = 8;
+constexpr uint32_t kQkey = 0x11;
+constexpr uint8_t kBindMw = 8;  // enum ibv_wr_opcode
 
 // Regions with bytes between them that nobody registers.
 class Arena {
@@ -71,6 +76,8 @@ struct Hostile {
     srq = client.CreateSrq(8, 2);
     qps.push_back(client.CreateQp(cq, cq, {4, 0, 2, 0, 16}, /*type=*/2, &srq));
     qps.push_back(client.CreateQp(cq, cq, {8, 0, 2, 0, 16}, /*type=*/3, &srq));
+    qps.push_back(client.CreateQp(cq, cq, {8, 8, 2, 2, 32}, kUd));
+    qps.push_back(client.CreateQp(cq, cq, {8, 8, 2, 2, 32}, kRawPacket));
     for (size_t i = 0; i < 2; ++i) {
       regions[i] = arena->region(first_region + i);
       keys[i] = client.RegMr(regions[i], kRegionBytes,
@@ -86,12 +93,60 @@ struct Hostile {
 
   RawClient client;
   RawClient::Cq cq;
-  std::vector<RawClient::Qp> qps;  // RC twice, RC and UC on the SRQ
+  std::vector<RawClient::Qp> qps;  // RC twice, RC and UC on the SRQ, UD, raw packet
   RawClient::Srq srq;
   uint8_t* regions[3];
   uint32_t keys[3];
   uint8_t* nothing;
+  uint32_t ah = 0;           // of the other one
+  uint32_t windows[2] = {};  // handles: of type 1, of type 2
 };
+
+// What a QP without a peer needs; rules lead everything to the raw packet QP.
+void Prepare(Hostile& own, const transport::Gid& peer) {
+  using namespace transport;  // QpAttrMask
+  nic::Context& context = own.client.context();
+  const std::lock_guard lock(context.lock());
+  for (size_t i = kConnected; i < own.qps.size(); ++i) {
+    const RawClient::Qp& qp = own.qps[i];
+    const bool ud = qp.type == kUd;
+    abi::ModifyQpRequest request{};
+    abi::ModifyQpReply reply{};
+    request.handle = qp.handle;
+    request.attr.port_num = 1;
+    request.attr.qkey = kQkey;
+    request.attr.state = 1;
+    request.mask = kQpAttrState | kQpAttrPort | (ud ? kQpAttrPkeyIndex | kQpAttrQkey : 0u);
+    FUZZ_CHECK(context.ModifyQp(request, &reply) == 0);
+    request.attr.state = 2;
+    request.mask = kQpAttrState;
+    FUZZ_CHECK(context.ModifyQp(request, &reply) == 0);
+    request.attr.state = 3;
+    request.mask = kQpAttrState | (ud ? kQpAttrSqPsn : 0u);
+    FUZZ_CHECK(context.ModifyQp(request, &reply) == 0);
+    if (ud) continue;
+    abi::CreateFlowRequest flow{};
+    flow.qp = qp.handle;
+    flow.type = 1;  // IBV_FLOW_ATTR_ALL_DEFAULT
+    flow.port = 1;
+    flow.counters = abi::kNoHandle;
+    uint32_t handle = 0;
+    FUZZ_CHECK(context.CreateFlow(flow, &handle) == 0);
+  }
+  abi::CreateAhRequest ah{};
+  ah.pd = own.client.pd();
+  ah.attr.is_global = 1;
+  ah.attr.port_num = 1;
+  ah.attr.sgid_index = peer.IsV4Mapped() ? 1 : 0;
+  peer.Store(reinterpret_cast<std::byte*>(ah.attr.dgid));
+  FUZZ_CHECK(context.CreateAh(ah, &own.ah) == 0);
+  for (uint32_t type = 1; type <= 2; ++type) {
+    abi::AllocMwRequest window{};
+    window.pd = own.client.pd();
+    window.type = type;
+    FUZZ_CHECK(context.AllocMw(window, &own.windows[type - 1]) == 0);
+  }
+}
 
 // Lives as long as the process: the device, and two applications that only want
 // their data to arrive.
@@ -142,6 +197,9 @@ class World {
     Settle();
     for (const char* what : {"context", "cq", "mr", "qp"}) {
       FUZZ_CHECK(device_->List(what)["items"].size() == 2);
+    }
+    for (const char* what : {"ah", "mw", "flow"}) {
+      FUZZ_CHECK(device_->List(what)["items"].empty());
     }
     if (checks_++ % 32 != 0) return;  // a dump costs more than a run
     const uint64_t free_packets = device_->Dump()["engine"]["free_packets"];
@@ -199,10 +257,12 @@ class Program {
         input_(input),
         a_(world_.device(), 0, &world_.arena(), 0),
         b_(world_.device(), 1, &world_.arena(), 2) {
-    for (size_t i = 0; i < a_.qps.size(); ++i) {
+    for (size_t i = 0; i < kConnected; ++i) {
       FUZZ_CHECK(a_.client.Connect(a_.qps[i], b_.qps[i].qpn, b_.client.gid(), 2, 4) == 0);
       FUZZ_CHECK(b_.client.Connect(b_.qps[i], a_.qps[i].qpn, a_.client.gid(), 2, 4) == 0);
     }
+    Prepare(a_, b_.client.gid());
+    Prepare(b_, a_.client.gid());
   }
 
   void Run() {
@@ -215,7 +275,8 @@ class Program {
     const uint8_t op = input_.U8();
     Hostile& own = (op & 0x80) != 0 ? b_ : a_;
     Hostile& peer = (op & 0x80) != 0 ? a_ : b_;
-    RawClient::Qp& qp = own.qps[(op >> 6 & 1) | (op >> 4 & 2)];
+    RawClient::Qp& qp =
+        own.qps[(op & 0x10) != 0 ? kConnected + (op >> 6 & 1) : (op >> 6 & 1u) | (op >> 4 & 2u)];
     switch (op & 15) {
       case 0:
       case 1:
@@ -291,6 +352,16 @@ class Program {
     wqe.remote_address = Address(peer, region);
     wqe.rkey = peer.keys[region];
     wqe.inline_bytes = input_.U8();
+    if (qp.type == kUd) {
+      const bool right = (wqe.inline_bytes & 0x80) == 0;
+      wqe.ud = {right ? own.ah : input_.U32(), right ? peer.qps[kConnected].qpn : input_.U32(),
+                right ? kQkey : input_.U32(), 0};
+    } else if (wqe.opcode == kBindMw) {
+      wqe.imm_or_inv = own.windows[bits >> 4 & 1];
+      wqe.rkey = wqe.imm_or_inv + input_.Below(4);
+      wqe.remote_address = Address(own, region);
+      wqe.bind = {Length(), own.keys[region], input_.U8() & 0x2fu};
+    }
     std::vector<abi::Sge> sges(std::min<size_t>(input_.Below(4), qp.caps.max_send_sge));
     for (abi::Sge& sge : sges) sge = AnySge(own, peer);
     own.client.WriteSend(qp, wqe, sges);
@@ -396,7 +467,11 @@ class Program {
         return;
       }
       case 4:
-        context.DeregMr(own.keys[input_.Below(3)]);
+        if ((what & 0x80) != 0) {
+          context.DeallocMw(own.windows[what >> 3 & 1]);
+        } else {
+          context.DeregMr(own.keys[input_.Below(3)]);
+        }
         return;
       case 5: {
         abi::DestroyReply reply{};
