@@ -15,6 +15,7 @@
 #include "nic_sim/ctrl/failure_log.h"
 #include "nic_sim/ctrl/server.h"
 #include "nic_sim/ctrl/sysfs_tree.h"
+#include "nic_sim/ctrl/telemetry.h"
 #include "nic_sim/device/device.h"
 #include "nic_sim/supervisor/engine_link.h"
 
@@ -31,6 +32,7 @@ DeviceOptions MakeDeviceOptions(const DaemonOptions& options, const InstancePath
   device.strict = options.strict;
   device.hugepages = options.hugepages;
   device.pci = options.pci;
+  device.telemetry = options.telemetry;
   device.nic_options = options.nic_options;
   if (options.mode == "thread-per-cpu") device.mode = DeviceOptions::Mode::kThreadPerCpu;
   if (options.mode == "spinning") device.mode = DeviceOptions::Mode::kSpinning;
@@ -90,7 +92,10 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
                paths.socket);
   std::optional<FailureLog> failures;
   failures.emplace(hardware.get(), fmt::format("{}/{}.failures", paths.folder, options.name));
+  std::optional<Telemetry> telemetry;
+  if (options.telemetry) telemetry.emplace(hardware.get());
   const bool all_closed = server.Run();
+  telemetry.reset();
   failures.reset();
   RemoveInstanceFiles(paths);
   if (!all_closed) {

@@ -42,6 +42,7 @@ struct DeviceOptions {
   bool strict = false;
   bool hugepages = false;
   bool pci = false;
+  bool telemetry = false;
   // 0: choose by the CPUs that this process may use.
   uint32_t engine_threads = 0;
   // Of NIC n. Its addresses are its GIDs from index 1 on (index 0 is

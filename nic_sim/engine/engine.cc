@@ -91,6 +91,7 @@ bool Engine::Initialise(Shard::Resources* resources, std::string* error) {
                          .run_folder = options_.run_folder,
                          .hugepages = options_.hugepages,
                          .pci = options_.pci,
+                         .telemetry = options_.telemetry,
                          .memory_mib = options_.system ? kSystemMemoryMib : kMemoryMib};
   if (!InitDpdk(dpdk, error) || !TakePool(0, error)) return false;
   fabric_ = std::make_unique<Fabric>(options_.strict);

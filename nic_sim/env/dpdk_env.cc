@@ -103,7 +103,7 @@ bool InitDpdk(const DpdkOptions& options, std::string* error) {
       // One EAL thread, this one: EAL starts a spinning worker for any other.
       "--lcores=0@" + std::to_string(guard.first_cpu()),
       options.debug_log ? "--log-level=*:debug" : "--log-level=*:error",
-      "--no-telemetry",
+      options.telemetry ? "--telemetry" : "--no-telemetry",
   };
   if (options.hugepages) {
     args.push_back("--in-memory");
@@ -124,7 +124,7 @@ bool InitDpdk(const DpdkOptions& options, std::string* error) {
     return false;
   }
   initialised = true;
-  if (!options.hugepages) {
+  if (!options.hugepages && !options.telemetry) {
     // Nothing lies in EAL's folder without shared configuration: leave none.
     const std::string folder = options.run_folder + "/dpdk";
     rmdir((folder + "/verbena-" + options.instance).c_str());

@@ -17,6 +17,7 @@ struct DpdkOptions {
   std::string run_folder;            // EAL's own run-time files go here
   bool hugepages = false;
   bool pci = false;
+  bool telemetry = false;     // EAL's socket, dpdk/verbena-INSTANCE/dpdk_telemetry.v2 there
   uint32_t memory_mib = 256;  // without hugepages; touched only as it is used
   bool debug_log = false;     // all of DPDK's log on stderr, else only errors
 };

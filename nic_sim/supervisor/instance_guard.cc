@@ -54,6 +54,7 @@ InstancePaths MakeInstancePaths(const std::string& folder, std::string_view name
   paths.pid = pid.value;
   paths.tree = folder + "/" + std::string(name) + abi::kTreeSuffix;
   paths.log = folder + "/" + std::string(name) + ".log";
+  paths.eal = folder + "/dpdk/verbena-" + std::string(name);
   return paths;
 }
 
@@ -83,6 +84,8 @@ void RemoveInstanceFiles(const InstancePaths& paths) {
   unlink(paths.socket.c_str());
   std::error_code ignored;
   std::filesystem::remove_all(paths.tree, ignored);
+  std::filesystem::remove_all(paths.eal, ignored);
+  rmdir((paths.folder + "/dpdk").c_str());  // of the last one
 }
 
 }  // namespace verbena::nic

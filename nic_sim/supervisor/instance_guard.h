@@ -19,6 +19,7 @@ struct InstancePaths {
   std::string pid;
   std::string tree;  // the fake /sys and /dev
   std::string log;
+  std::string eal;  // DPDK's run-time files
 };
 
 // For a valid run folder. Empty *error = good.

@@ -322,6 +322,9 @@ OptionsResult ParseOptions(int argc, const char* const* argv) {
       ->check(CLI::Range(1u, kMaxIdleSeconds));
   app.add_flag("--hugepages", o.hugepages, "use hugepages");
   app.add_flag("--pci", o.pci, "let DPDK look for PCI devices");
+  app.add_flag(
+      "--telemetry", o.telemetry,
+      "open DPDK's telemetry socket: dpdk/verbena-NAME/dpdk_telemetry.v2 in the run folder");
   app.add_option("--mode", o.mode, "how the engine uses CPUs: auto, thread-per-cpu or spinning")
       ->check(CLI::IsMember({"auto", "thread-per-cpu", "spinning"}));
   app.add_option("--engine-link", o.engine_link_fd)->group("");  // of our own re-execution
@@ -372,6 +375,7 @@ std::vector<std::string> EngineArguments(const DaemonOptions& o, int link_fd) {
   if (o.strict) arguments.emplace_back("--strict");
   if (o.hugepages) arguments.emplace_back("--hugepages");
   if (o.pci) arguments.emplace_back("--pci");
+  if (o.telemetry) arguments.emplace_back("--telemetry");
   if (!o.config.empty()) arguments.insert(arguments.end(), {"--config", o.config});
   arguments.insert(arguments.end(), o.nic_arguments.begin(), o.nic_arguments.end());
   if (o.exit_idle_s > 0) {

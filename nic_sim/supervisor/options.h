@@ -24,6 +24,7 @@ struct DaemonOptions {
   bool strict = false;
   bool hugepages = false;
   bool pci = false;
+  bool telemetry = false;
   bool foreground = false;
   std::string mode = "auto";  // thread-per-cpu, spinning
   std::string log_level = "info";

@@ -4,13 +4,14 @@
 import json
 import os
 import re
+import socket
 import sys
 import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
-from verbena_testing import AppTestCase, Daemon, free_port, run
+from verbena_testing import ADDRESS, AppTestCase, Daemon, free_port, run
 
 # A dump of interfaces over a netlink socket that waits with poll, in pieces of at most argv[1]
 # bytes: names, number of pieces.
@@ -134,6 +135,42 @@ class KernelTools(AppTestCase):
                 self.assertTrue(program.wait_for(event, 10), program.describe())
         finally:
             program.close()
+
+    def test_dpdk_telemetry_has_the_counters_if_it_is_asked_for(self):
+        self.assertFalse(os.path.exists(os.path.join(self.daemon.folder, "verbena", "dpdk")))
+        with Daemon(2, ["--telemetry"]) as daemon:
+            port = free_port()
+            server = daemon.program("ibv_rc_pingpong", "-d", "verbena0", "-g", 1, "-p", port)
+            self.addCleanup(server.close)
+            end = time.monotonic() + 20
+            while not verbena_testing.listening(port):
+                self.assertLess(time.monotonic(), end, server.describe())
+                time.sleep(0.02)
+            status, output = daemon.run("ibv_rc_pingpong", "-d", "verbena1", "-g", 1, "-p", port,
+                                        ADDRESS)
+            self.assertEqual((status, server.wait()), (0, 0), output)
+            # The protocol of dpdk-telemetry.py (DPDK's how-to, "DPDK Telemetry User Guide").
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.settimeout(20)
+                client.connect(os.path.join(daemon.folder, "verbena", "dpdk", "verbena-t",
+                                            "dpdk_telemetry.v2"))
+                self.assertIn("DPDK", json.loads(client.recv(1024))["version"])
+
+                def ask(command):
+                    client.send(command.encode())
+                    return json.loads(client.recv(65536))[command.split(",", maxsplit=1)[0]]
+                self.assertEqual(ask("/verbena/list"), ["verbena0", "verbena1"])
+                self.assertIn("/verbena/counters", ask("/"))
+                for device in ("verbena0", "verbena1"):
+                    told = ask("/verbena/counters," + device)
+                    counters = daemon.json("counters")["devices"][device]
+                    self.assertEqual(told, {**counters["counters"], **counters["hw_counters"]})
+                    self.assertGreaterEqual(told["port_xmit_packets"], 1000)
+                for wrong in ("", ",verbena7", ",../verbena0", "," + "x" * 500):
+                    self.assertFalse(ask("/verbena/counters" + wrong))
+            status, output = daemon.command("down")
+            self.assertEqual(status, 0, output)
+            self.assertFalse(os.path.exists(os.path.join(daemon.folder, "verbena", "dpdk")))
 
     def test_rdma_resource_shows_shared_receive_queues(self):
         program = self.under_load("ibv_srq_pingpong", "-q", 3)

@@ -23,6 +23,7 @@ struct UpOptions {
   InstanceOptions instance;
   int nics = 0;  // 0 = not said
   bool strict = false;
+  bool telemetry = false;
   std::string group;  // that may control a --system daemon
   bool foreground = false;
   std::string config;

@@ -112,6 +112,7 @@ std::vector<std::string> DaemonArguments(const Parts& parts, const DaemonOptions
   std::vector<std::string> arguments = {parts.daemon, "--name", options.name};
   if (options.nics > 0) arguments.insert(arguments.end(), {"--nics", fmt::to_string(options.nics)});
   if (options.strict) arguments.emplace_back("--strict");
+  if (options.telemetry) arguments.emplace_back("--telemetry");
   if (options.system) arguments.emplace_back("--system");
   if (!options.group.empty()) arguments.insert(arguments.end(), {"--group", options.group});
   // The daemon leaves the working folder.

@@ -19,6 +19,7 @@ struct DaemonOptions {
   std::string name;
   int nics = 0;  // 0 = not said
   bool strict = false;
+  bool telemetry = false;
   std::string group;  // with system; empty: none
   bool system = false;
   std::string config;     // path, empty = not said

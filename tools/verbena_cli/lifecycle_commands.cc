@@ -149,6 +149,7 @@ int Up(const UpOptions& options) {
   daemon.name = instance.name;
   daemon.nics = options.nics;
   daemon.strict = options.strict;
+  daemon.telemetry = options.telemetry;
   daemon.group = options.group;
   daemon.system = options.instance.system;
   daemon.config = options.config;

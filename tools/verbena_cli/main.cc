@@ -141,6 +141,8 @@ void AddLifecycle(CLI::App* app, Arguments* a) {
       ->check(CLI::Range(1, kMaxNics));
   up->add_flag("--strict", a->up.strict,
                "Every payload really becomes packets with an ICRC, loopback included (slower)");
+  up->add_flag("--telemetry", a->up.telemetry,
+               "Open DPDK's telemetry socket in the run folder, for dpdk-telemetry.py");
   up->add_option("--group", a->up.group,
                  "With --system: members of this group may control it, as root may");
   up->add_option("--config", a->up.config, "Configuration file (verbena.toml)");

@@ -54,9 +54,10 @@ TEST(Options, WrongOnesAreErrorsThatNameThem) {
 }
 
 TEST(Options, TheEngineProcessGetsTheSameOptions) {
-  const OptionsResult result = Parse(
-      {"--name", "lab", "--nics", "3", "--strict", "--pci", "--hugepages", "--mode", "spinning",
-       "--log-level", "debug", "--exit-idle", "7", "--foreground", "--system", "--group", "root"});
+  const OptionsResult result =
+      Parse({"--name", "lab", "--nics", "3", "--strict", "--pci", "--hugepages", "--telemetry",
+             "--mode", "spinning", "--log-level", "debug", "--exit-idle", "7", "--foreground",
+             "--system", "--group", "root"});
   ASSERT_FALSE(result.failed) << result.text;
   const std::vector<std::string> again = EngineArguments(result.options, 9);
   std::vector<const char*> arguments;
@@ -67,6 +68,7 @@ TEST(Options, TheEngineProcessGetsTheSameOptions) {
   EXPECT_EQ(engine.options.name, "lab");
   EXPECT_EQ(engine.options.nics, 3u);
   EXPECT_TRUE(engine.options.strict && engine.options.pci && engine.options.hugepages);
+  EXPECT_TRUE(engine.options.telemetry);
   EXPECT_EQ(engine.options.mode, "spinning");
   EXPECT_EQ(engine.options.log_level, "debug");
   EXPECT_EQ(engine.options.exit_idle_s, 7u);
