@@ -12,12 +12,13 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 
 #include "nic_sim/ctrl/resource_limits.h"
+#include "nic_sim/runtime/read_file.h"
 #include "nic_sim/runtime/run_folder.h"
 #include "nic_sim/runtime/version.h"
 
@@ -269,11 +270,9 @@ std::string ReadConfigFile(DaemonOptions* options, bool nics_given) {
   }
   options->config = real;  // the daemon leaves the working folder
   free(real);
-  std::ifstream file(options->config);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return fmt::format("cannot read {}", options->config);
-  return ParseConfig(text.str(), options->config, nics_given, options);
+  const std::optional<std::string> text = ReadFile(options->config);
+  if (!text) return fmt::format("cannot read {}: {}", options->config, std::strerror(errno));
+  return ParseConfig(*text, options->config, nics_given, options);
 }
 
 }  // namespace

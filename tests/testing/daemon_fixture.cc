@@ -8,10 +8,11 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
+
+#include "nic_sim/runtime/read_file.h"
 
 namespace verbena::testing {
 namespace {
@@ -23,8 +24,7 @@ void DropPreload(std::map<std::string, std::optional<std::string>>* environment)
 }
 
 std::optional<pid_t> ParentOf(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string text = nic::ReadFile("/proc/" + std::to_string(pid) + "/stat").value_or("");
   const size_t end = text.rfind(')');
   if (end == std::string::npos) return std::nullopt;
   char state = 0;
@@ -182,8 +182,7 @@ std::string PrivateDaemon::Dump() const {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(
            folder_, std::filesystem::directory_options::skip_permission_denied)) {
     if (entry.path().extension() != ".log" || !entry.is_regular_file()) continue;
-    std::ifstream file(entry.path());
-    std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    std::string text = nic::ReadFile(entry.path().string()).value_or("");
     if (text.size() > 8000) text.erase(0, text.size() - 8000);
     result += "--- " + entry.path().string() + "\n" + text + "\n";
   }

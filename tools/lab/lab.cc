@@ -16,10 +16,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fstream>
-#include <sstream>
+#include <optional>
 #include <thread>
 
+#include "nic_sim/runtime/read_file.h"
 #include "tools/lab/assets.h"
 #include "tools/lab/feed.h"
 #include "tools/lab/server.h"
@@ -127,14 +127,12 @@ int Lab(const LabOptions& options) {
 
 // Events from `verbena trace --json`. False: `*error` says why.
 bool ReadTrace(const std::string& path, Json* events, std::string* error) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) {
+  const std::optional<std::string> text = nic::ReadFile(path);
+  if (!text) {
     *error = fmt::format("cannot read {}: {}", path, std::strerror(errno));
     return false;
   }
-  *events = Json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  *events = Json::parse(*text, nullptr, /*allow_exceptions=*/false);
   const bool right = events->is_array() && std::ranges::all_of(*events, [](const Json& event) {
                        return event.is_object() && event.contains("time_ns") &&
                               event["time_ns"].is_number() && event.contains("event") &&

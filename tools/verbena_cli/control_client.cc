@@ -12,11 +12,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <vector>
 
+#include "nic_sim/runtime/read_file.h"
 #include "nic_sim/runtime/run_folder.h"
 
 namespace verbena::tools {
@@ -266,8 +265,7 @@ std::string ControlClient::ShutDown(Milliseconds timeout) {
 }
 
 pid_t ParentOf(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const std::string text = nic::ReadFile(fmt::format("/proc/{}/stat", pid)).value_or("");
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > text.size()) return 0;
   return static_cast<pid_t>(std::atoi(text.c_str() + name_end + 4));

@@ -6,10 +6,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "nic_sim/faults/rule_file.h"
+#include "nic_sim/runtime/read_file.h"
 #include "tools/verbena_cli/commands.h"
 #include "tools/verbena_cli/control_client.h"
 #include "tools/verbena_cli/instance.h"
@@ -26,14 +25,13 @@ int FaultAdd(const InstanceOptions& options, const std::vector<std::string>& rul
 }
 
 int FaultAddFile(const InstanceOptions& options, const std::string& file) {
-  std::ifstream in(file);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (!in.good() && !in.eof()) {
+  const std::optional<std::string> text = nic::ReadFile(file);
+  if (!text) {
     PrintError(fmt::format("cannot read {}: {}", file, std::strerror(errno)));
     return 1;
   }
   std::vector<nic::FileRule> rules;
-  std::string error = nic::ReadRuleFile(text, file, &rules);
+  std::string error = nic::ReadRuleFile(*text, file, &rules);
   if (error.empty() && rules.empty()) error = file + ":1: there is no [[rule]]";
   if (!error.empty()) {
     PrintError(error);

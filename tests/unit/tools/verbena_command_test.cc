@@ -99,6 +99,12 @@ TEST_F(VerbenaCommandTest, WrongUsageIsStatusTwo) {
   EXPECT_EQ(Verbena({"capture"}).status, 2);
 }
 
+TEST_F(VerbenaCommandTest, AFolderIsNoFileOfRules) {
+  const ProgramResult add = Verbena({"fault", "add", "--file", "/"});
+  EXPECT_EQ(add.status, 1);
+  EXPECT_NE(add.err.find("cannot read /: Is a directory"), std::string::npos) << add.err;
+}
+
 TEST_F(VerbenaCommandTest, UpStartsAndSaysWhatNext) {
   started_.insert("default");
   const ProgramResult up = Verbena({"up", "--nics", "3", "--strict"});

@@ -23,6 +23,7 @@
 
 #include "nic_sim/abi/commands.h"
 #include "nic_sim/abi/shared_memory.h"
+#include "nic_sim/runtime/read_file.h"
 #include "tests/testing/process.h"
 #include "tests/unit/nic_sim/ctrl/test_client.h"
 
@@ -42,10 +43,8 @@ std::string Program() {
   return std::string(runfiles != nullptr ? runfiles : ".") + "/verbena/nic_sim/verbenad";
 }
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-}
+// Empty if the process ends meanwhile.
+std::string ReadFile(const std::string& path) { return nic::ReadFile(path).value_or(""); }
 
 bool Alive(pid_t pid) {
   const std::string status = ReadFile("/proc/" + std::to_string(pid) + "/status");
@@ -386,7 +385,9 @@ TEST_F(DaemonTest, IdleItTakesLessThanAPercentOfACore) {
     long sum = 0;
     for (const pid_t pid : started_) {
       const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
-      std::istringstream fields(stat.substr(stat.rfind(')') + 2));
+      const size_t name_end = stat.rfind(')');
+      if (name_end == std::string::npos) continue;  // it has ended
+      std::istringstream fields(stat.substr(name_end + 2));
       std::string skipped;
       for (int i = 0; i < 11; ++i) fields >> skipped;
       long user = 0;

@@ -75,6 +75,12 @@ TEST(Options, TheEngineProcessGetsTheSameOptions) {
   EXPECT_EQ(engine.options.control_group, 0);
 }
 
+TEST(Options, AFolderIsNoConfigurationFile) {
+  const OptionsResult result = Parse({"--config", "/"});
+  EXPECT_TRUE(result.failed);
+  EXPECT_THAT(result.text, HasSubstr("cannot read /: Is a directory"));
+}
+
 TEST(Options, AConfigurationFileGivesAddresses) {
   DaemonOptions options;
   EXPECT_EQ(Config("nics = 2\nhost = 3\n"
