@@ -9,14 +9,16 @@
 
 #include <exception>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "nic_sim/ctrl/control_requests.h"
 #include "nic_sim/ctrl/device_hardware.h"
 #include "nic_sim/ctrl/failure_log.h"
 #include "nic_sim/ctrl/server.h"
 #include "nic_sim/ctrl/sysfs_tree.h"
-#include "nic_sim/ctrl/telemetry.h"
 #include "nic_sim/device/device.h"
+#include "nic_sim/env/telemetry.h"
 #include "nic_sim/supervisor/engine_link.h"
 
 namespace verbena::nic {
@@ -37,6 +39,26 @@ DeviceOptions MakeDeviceOptions(const DaemonOptions& options, const InstancePath
   if (options.mode == "thread-per-cpu") device.mode = DeviceOptions::Mode::kThreadPerCpu;
   if (options.mode == "spinning") device.mode = DeviceOptions::Mode::kSpinning;
   return device;
+}
+
+TelemetrySource MakeTelemetrySource(Hardware* hardware) {
+  TelemetrySource source;
+  source.devices = [hardware] {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < hardware->nic_count(); ++i) {
+      names.push_back(hardware->nic_info(i).device);
+    }
+    return names;
+  };
+  source.counters = [hardware](const std::string& device) {
+    CounterValues values;
+    if (device.empty()) return values;  // of all
+    values = ReadCounters(hardware, device);
+    // Names have no slash in DPDK; the folders counters and hw_counters share none.
+    for (auto& [name, value] : values) name.erase(0, name.rfind('/') + 1);
+    return values;
+  };
+  return source;
 }
 
 int Fail(EngineLink* link, const std::string& error) {
@@ -93,7 +115,7 @@ int Run(const DaemonOptions& options, const InstancePaths& paths, EngineLink* li
   std::optional<FailureLog> failures;
   failures.emplace(hardware.get(), fmt::format("{}/{}.failures", paths.folder, options.name));
   std::optional<Telemetry> telemetry;
-  if (options.telemetry) telemetry.emplace(hardware.get());
+  if (options.telemetry) telemetry.emplace(MakeTelemetrySource(hardware.get()));
   const bool all_closed = server.Run();
   telemetry.reset();
   failures.reset();
