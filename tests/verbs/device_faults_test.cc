@@ -47,11 +47,11 @@ class FaultyDevice : public ::testing::Test {
     EXPECT_EQ(PostWrite(wr_id), 0);
     return PollOne(a_.send_cq());
   }
-  // The next asynchronous event; -1: none within two seconds.
+  // The next asynchronous event; -1: none within ten seconds.
   static int NextEvent(ibv_context* context) {
     pollfd ready = {context->async_fd, POLLIN, 0};
     ibv_async_event event;
-    if (poll(&ready, 1, 2000) != 1 || ibv_get_async_event(context, &event) != 0) return -1;
+    if (poll(&ready, 1, 10000) != 1 || ibv_get_async_event(context, &event) != 0) return -1;
     ibv_ack_async_event(&event);
     return event.event_type;
   }
