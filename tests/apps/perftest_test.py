@@ -98,7 +98,8 @@ class Perftest(AppTestCase):
         self.run_tool("ib_send_bw", "--use-srq", "-c", "UD", "-n", 300)
         self.run_tool("ib_send_lat", "--use-srq", "-n", 300)
         self.run_tool("ib_send_bw", "--use-srq", "-c", "XRC", "-q", 4, "-n", 300)
-        self.run_tool("ib_send_bw", "--use-srq", "-c", "UC", "-q", 2, "-n", 300)
+        # One QP: perftest posts no more receives than one QP has messages, and UC loses what finds none.
+        self.run_tool("ib_send_bw", "--use-srq", "-c", "UC", "-n", 300)
 
     # perftest refuses --odp with ib_atomic_bw, and over UC and UD, on any device.
     def test_on_demand_paging(self):
