@@ -248,6 +248,31 @@ class TraceTools(AppTestCase):
             self.assertTrue(int(destination, 16) == qpn or f"QP {qpn:#08x}" in comment,
                             (destination, comment))
 
+    def test_a_marked_packet_arrives_with_congestion_experienced(self):
+        path = os.path.join(self.daemon.folder, "marked.pcapng")
+        capture = Program([self.daemon.verbena, "capture", path, "--stage", "after"], limit=60,
+                          environment=self.daemon.environment)
+        self.assertTrue(capture.wait_for("capturing"), capture.describe())
+        status, output, (_, b) = self.probe("write", "--count", 4, "--size", 64, "--timeout", 12,
+                                            rules=["mark opcode=RC_RDMA_WRITE_ONLY nth=2"])
+        self.assertEqual(status, 0, output)
+        capture.signal(2)
+        self.assertEqual(capture.wait(), 0, capture.describe())
+        capture.close()
+        status, output = verbena_testing.run(
+            ["tshark", "-n", "-r", path, "-Y", "infiniband.bth.opcode == 10", "-T", "fields", "-e",
+             "infiniband.bth.psn", "-e", "ip.dsfield.ecn", "-e", "infiniband.bth.destqp"], limit=60)
+        self.assertEqual(status, 0, output)
+        marks = {}  # by PSN: at the sending and at the receiving port
+        for psn, ecn, destination in (line.split("\t") for line in output.splitlines()
+                                      if "\t" in line):
+            self.assertEqual(int(destination, 16), b)
+            marks.setdefault(psn, []).append(int(ecn, 0))
+        first, second, *others = marks.values()
+        self.assertEqual(second, [3, 3], marks)
+        self.assertFalse(any(3 in seen for seen in [first, *others]), marks)
+        self.assertTrue(any(event["event"] == "fault" for event in self.daemon.json("trace")))
+
     def comments(self, path):
         status, output = verbena_testing.run(
             ["tshark", "-n", "-r", path, "-T", "fields", "-e", "frame.comment"], limit=60)
