@@ -310,10 +310,15 @@ ControlAnswer AnswerControlRequest(std::string_view text, Hardware* hardware,
 CounterValues ReadCounters(Hardware* hardware, const std::string& device) {
   const json all = hardware->Counters(device);
   CounterValues values;
+  // By find, not by a JSON pointer: a name may come from outside, and '~' would be an escape there.
+  const auto devices = all.find("devices");
+  if (devices == all.end()) return values;
+  const auto found = devices->find(device);
+  if (found == devices->end()) return values;
   for (const char* group : {"counters", "hw_counters"}) {
-    const json::json_pointer path("/devices/" + device + "/" + group);
-    if (!all.is_object() || !all.contains(path)) continue;
-    for (const auto& [name, value] : all[path].items()) {
+    const auto counters = found->find(group);
+    if (counters == found->end()) continue;
+    for (const auto& [name, value] : counters->items()) {
       values.emplace_back(std::string(group) + "/" + name, value.get<uint64_t>());
     }
   }

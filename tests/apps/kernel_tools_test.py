@@ -166,7 +166,7 @@ class KernelTools(AppTestCase):
                     counters = daemon.json("counters")["devices"][device]
                     self.assertEqual(told, {**counters["counters"], **counters["hw_counters"]})
                     self.assertGreaterEqual(told["port_xmit_packets"], 1000)
-                for wrong in ("", ",verbena7", ",../verbena0", "," + "x" * 500):
+                for wrong in ("", ",verbena7", ",../verbena0", ",~", ",verbena0~2", "," + "x" * 500):
                     self.assertFalse(ask("/verbena/counters" + wrong))
             status, output = daemon.command("down")
             self.assertEqual(status, 0, output)
