@@ -369,7 +369,7 @@ json Device::Trace(std::optional<uint32_t> qpn, int64_t after_ns, size_t limit) 
       ++taken;
     });
     if (taken > limit) {
-      std::ranges::rotate(last, last.begin() + static_cast<ptrdiff_t>(taken % limit));
+      std::rotate(last.begin(), last.begin() + static_cast<ptrdiff_t>(taken % limit), last.end());
     }
     events.insert(events.end(), last.begin(), last.end());
   };
