@@ -22,6 +22,8 @@
 namespace verbena::provider {
 namespace {
 
+// How long GET_EVENT waits when another thread has closed its file.
+constexpr int kClosedMilliseconds = 10000;
 // Inherited through exec: program starts look at so many descriptors.
 constexpr int kInheritedFds = 32;
 // Of rdma_ucm_event_resp before ECE; libraries of that time ask for no more.
@@ -183,15 +185,28 @@ int TakeToken(int fd) {
   return got == 0 || errno == ECONNRESET ? EIO : errno;
 }
 
-int GetEvent(int fd, iovec* command, void* response, size_t room) {
-  if (room < kOldEventBytes) return ENOSPC;
+// 0, errno, or EBADF: another thread has closed the file since write() began.
+int TakeEvent(int fd, iovec* command, void* response, size_t room) {
   while (true) {
-    if (const int error = TakeToken(fd); error != 0) return error;
+    if (const int error = TakeToken(fd); error != 0) return error == ENOTSOCK ? EBADF : error;
     const NoCancellation no_cancellation;
+    // What has the number now is none of ours.
+    if (!IsRdmaCm(fd)) return EBADF;
     const int error = Transact(fd, command, 1, -1, response, room);
     // Withdrawn by another thread between the two.
     if (error != EAGAIN) return error;
   }
+}
+
+int GetEvent(int fd, iovec* command, void* response, size_t room) {
+  if (room < kOldEventBytes) return ENOSPC;
+  const int error = TakeEvent(fd, command, response, room);
+  if (error == EBADF) {
+    // On Linux write() holds the file and waits on. Programs close it under their own event thread
+    // and end soon; EBADF, which that thread takes for a failure, would be faster than they.
+    poll(nullptr, 0, kClosedMilliseconds);
+  }
+  return error;
 }
 
 int Carry(int fd, const void* buffer, size_t bytes) {

@@ -102,6 +102,14 @@ def check_types(headers):
             for key, paths in where.items() if len(paths) > 1]
 
 
+def check_ranges(text):
+    """What clang-14, which builds the fuzz targets, cannot compile with libstdc++ 12."""
+    subrange = re.compile(r"std::(?:views|ranges::(?:views|subrange|rotate|unique|remove(?:_if)?|"
+                          r"(?:stable_)?partition|search(?:_n)?|find_end|equal_range))\b")
+    return [f"line {number}: '{match.group(0)}' does not compile with clang-14"
+            for number, line in lines_of(text) if (match := subrange.search(line))]
+
+
 def without_code(text):
     """Blanks the fenced blocks, keeping line numbers."""
     out, fence = [], None
@@ -224,6 +232,10 @@ class ChecksFindBadSamples(unittest.TestCase):
         self.assertFalse(check_types({"p.h": one, "q.h": one.replace("a::b", "a::c")}))
         self.assertFalse(check_types({"p.h": one, "q.h": "namespace a::b {\nstruct X;\n}\n"}))
 
+    def test_ranges_that_clang_14_has_not(self):
+        self.assertTrue(check_ranges("  std::ranges::rotate(v, v.begin());\n"))
+        self.assertFalse(check_ranges("  std::ranges::sort(v);\n  std::rotate(a, b, c);\n"))
+
     def test_links(self):
         files = {"a/b.cc": "void Engine::RunOnce() {}", "d/x.md": "# The Life of a SEND\n"}
         check = lambda text: check_links("d/y.md", text, files.get)
@@ -263,6 +275,11 @@ class Tree(unittest.TestCase):
     def test_types_have_names_of_their_own(self):
         self.expect_none(check_types({p: t for p, t in self.texts.items()
                                       if p.endswith(".h") and not p.startswith(("tests/", "docs/"))}))
+
+    def test_fuzz_targets_compile_with_clang(self):
+        self.expect_none([f"{p}: {f}" for p, t in self.texts.items()
+                          if p.endswith(CPP) and p.startswith(("transport/", "nic_sim/", "tests/fuzz/"))
+                          for f in check_ranges(t)])
 
     def test_links_in_documents_lead_somewhere(self):
         self.expect_none([f"{p}: {f}" for p, t in self.texts.items() if p.endswith(".md")

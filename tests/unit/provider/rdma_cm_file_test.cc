@@ -47,8 +47,9 @@ TEST_P(RdmaCmScenario, IsAsOnLinux) {
 INSTANTIATE_TEST_SUITE_P(All, RdmaCmScenario,
                          ::testing::Values("opening", "commands", "polling", "edge", "non_blocking",
                                            "duplicates", "forking", "killed", "executing",
-                                           "signals", "cancelling", "threads", "destroying",
-                                           "destroying_while_waiting", "migrating", "many", "room"),
+                                           "signals", "cancelling", "closing", "threads",
+                                           "destroying", "destroying_while_waiting", "migrating",
+                                           "many", "room"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_F(RdmaCmFile, EndOfTheDaemonEndsEveryWait) {

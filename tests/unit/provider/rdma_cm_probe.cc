@@ -24,6 +24,9 @@
 #include <cstring>
 #include <thread>
 
+// close_in_recv.cc
+extern "C" void ActInNextRecv(int descriptor, int replacement, bool before);
+
 namespace {
 
 constexpr char kDevice[] = "/dev/infiniband/rdma_cm";
@@ -399,6 +402,36 @@ void Cancelling() {
   Say("no descriptor is left over", Descriptors() == before);
 }
 
+// Another thread closes the file, or gives its number to another one, while write() is on its way.
+void Closing() {
+  int other[2];
+  socketpair(AF_UNIX, SOCK_STREAM, 0, other);
+  for (const bool before : {true, false}) {
+    for (const int replacement : {-1, other[0]}) {
+      int fd = Open();
+      // There is an event, or recv() would wait, as it should.
+      Events(fd, CreateId(fd), 1);
+      ActInNextRecv(fd, replacement, before);
+      if (before && replacement >= 0) send(other[1], "x", 1, 0);
+      pthread_t waiter;
+      pthread_create(&waiter, nullptr, WaitForEvent, &fd);
+      timespec end;
+      clock_gettime(CLOCK_REALTIME, &end);
+      end.tv_nsec += 300 * 1000 * 1000;
+      end.tv_sec += end.tv_nsec / 1000000000;
+      end.tv_nsec %= 1000000000;
+      void* result = nullptr;
+      Say("waits on", pthread_timedjoin_np(waiter, &result, &end) == ETIMEDOUT);
+      pthread_cancel(waiter);
+      pthread_join(waiter, &result);
+      Say("cancelled", result == PTHREAD_CANCELED);
+      char byte;
+      Say("nothing goes to another file", recv(other[1], &byte, 1, MSG_DONTWAIT) < 0);
+      if (replacement >= 0) close(fd);
+    }
+  }
+}
+
 void Threads() {
   const int fd = Open();
   const uint32_t id = CreateId(fd);
@@ -575,6 +608,7 @@ int main(int argc, char** argv) {
       {"executing", Executing},
       {"signals", Signals},
       {"cancelling", Cancelling},
+      {"closing", Closing},
       {"threads", Threads},
       {"destroying", Destroying},
       {"destroying_while_waiting", DestroyingWhileWaiting},
