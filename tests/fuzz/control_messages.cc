@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Messages to the daemon's socket: the real control server over the real device
-// (no engine threads), with clients that say Hello well or badly, send commands
-// and JSON requests, valid ones with patches or plain bytes, cut or too long,
-// with descriptors of the right and of the wrong kind. Each whole request has an
-// answer of the right form in bounded time or ends the connection; at the end
-// nothing of the clients is left.
+// (no engine threads), with clients that say Hello well or badly, send commands,
+// netlink and JSON requests, valid ones with patches or plain bytes, cut or too
+// long, with descriptors of the right and of the wrong kind. Each whole command
+// or JSON request has an answer of the right form in bounded time or ends the
+// connection; at the end nothing of the clients is left.
 #include <fcntl.h>
+#include <linux/netlink.h>
+#include <rdma/rdma_netlink.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/mman.h>
@@ -18,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -123,7 +126,7 @@ Bytes BytesOf(const T& message) {
 
 struct Connection {
   std::unique_ptr<nic::Client> client;
-  enum class Kind { kNew, kDevice, kControl } kind = Kind::kNew;
+  enum class Kind { kNew, kDevice, kControl, kNetlink } kind = Kind::kNew;
   std::map<uint16_t, uint32_t> handles;  // of the newest object, by the command that made it
   bool unasked = false;                  // a capture may say a last word at any time
 };
@@ -151,6 +154,8 @@ class Conversation {
         c.client.reset();
       } else if (c.kind == Connection::Kind::kDevice) {
         SendCommand(c);
+      } else if (c.kind == Connection::Kind::kNetlink) {
+        SendNetlink(c);
       } else {
         SendRequest(c);
       }
@@ -242,7 +247,9 @@ class Conversation {
     abi::Hello hello = nic::GoodHello((op & 0x20) != 0 ? 1 : 0);
     hello.guard_address = reinterpret_cast<uint64_t>(g_guard);
     hello.guard_magic = magic;
-    if ((op & 0x10) != 0) hello.kind = abi::kClientControl;
+    if ((op & 0x10) != 0) {
+      hello.kind = (op & 7) == 7 ? abi::kClientNetlink : abi::kClientControl;
+    }
     Bytes message = BytesOf(hello);
     if ((op & 0x10) != 0) message.resize(8);
     std::vector<UniqueFd> fds;
@@ -256,14 +263,22 @@ class Conversation {
       }
     }
     if (!Send(c, message, fds)) return;
-    if (message.size() >= 8 && std::memcmp(message.data(), &abi::kMagic, 4) == 0 &&
-        message[4] == std::byte{abi::kClientControl} && message[5] == std::byte{0} &&
-        message[6] == std::byte{0} && message[7] == std::byte{0}) {
-      c.kind = Connection::Kind::kControl;  // no answer
-      return;
+    struct {
+      uint32_t magic = 0, kind = 0;
+    } head;
+    if (message.size() >= sizeof head) std::memcpy(&head, message.data(), sizeof head);
+    if (head.magic != abi::kMagic) head.kind = 0;
+    if (head.kind == abi::kClientControl || head.kind == abi::kClientNetlink) {
+      c.kind = head.kind == abi::kClientControl ? Connection::Kind::kControl
+                                                : Connection::Kind::kNetlink;
+      return;  // no answer
     }
     const Bytes answer = Receive(c);
     if (answer.empty()) return;
+    if (head.kind == abi::kClientRefresh) {
+      FUZZ_CHECK(answer.size() == 1 && Receive(c).empty());
+      return;
+    }
     FUZZ_CHECK(answer.size() == sizeof(abi::HelloReply));
     abi::HelloReply reply;
     std::memcpy(&reply, answer.data(), sizeof reply);
@@ -610,6 +625,44 @@ class Conversation {
     }
     const auto answer = nlohmann::json::parse(whole, nullptr, /*allow_exceptions=*/false);
     FUZZ_CHECK(answer.is_object());
+  }
+
+  // Requests of NETLINK_RDMA. Some have no answer; what comes is whole netlink messages.
+  void SendNetlink(Connection& c) {
+    nlmsghdr header = {};
+    const uint8_t bits = input_.U8();
+    header.nlmsg_type = static_cast<uint16_t>(RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, input_.U8() % 40));
+    header.nlmsg_flags = static_cast<uint16_t>(NLM_F_REQUEST | ((bits & 1) != 0 ? NLM_F_DUMP : 0));
+    header.nlmsg_seq = 7;
+    Bytes message = BytesOf(header);
+    for (int i = 0; i < (bits >> 1 & 3); ++i) {
+      // An attribute of one number, or of some bytes.
+      nlattr attribute = {};
+      attribute.nla_type = input_.U8() % 100;
+      const std::span<const uint8_t> value = input_.Bytes(input_.U8() % 9);
+      attribute.nla_len = static_cast<uint16_t>(sizeof attribute + value.size());
+      const size_t at = message.size();
+      message.resize(at + NLA_ALIGN(attribute.nla_len));
+      std::memcpy(message.data() + at, &attribute, sizeof attribute);
+      if (!value.empty()) {
+        std::memcpy(message.data() + at + sizeof attribute, value.data(), value.size());
+      }
+    }
+    header.nlmsg_len = static_cast<uint32_t>(message.size());
+    std::memcpy(message.data(), &header, sizeof header);
+    if ((bits & 0x20) != 0) Patch(&message);
+    if (message.empty() || !Send(c, message, {})) return;
+    while (c.client != nullptr && nic::Readable(c.client->fd(), (bits & 0x40) != 0 ? 2 : 0)) {
+      Bytes answer = Receive(c);
+      FUZZ_CHECK(answer.size() <= abi::kMaxNetlinkReply);
+      while (!answer.empty()) {
+        FUZZ_CHECK(answer.size() >= sizeof header);
+        std::memcpy(&header, answer.data(), sizeof header);
+        FUZZ_CHECK(header.nlmsg_len >= sizeof header && header.nlmsg_len <= answer.size());
+        const size_t bytes = std::min<size_t>(NLMSG_ALIGN(header.nlmsg_len), answer.size());
+        answer.erase(answer.begin(), answer.begin() + static_cast<ptrdiff_t>(bytes));
+      }
+    }
   }
 
   Input input_;
