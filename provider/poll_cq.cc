@@ -138,19 +138,41 @@ bool Accept(const Context* context, Cq* cq, const abi::Cqe& cqe, ibv_wc* wc) {
   return true;
 }
 
+void FillFlushed(uint64_t wr_id, ibv_wc_opcode opcode, uint32_t qpn, ibv_wc* wc) {
+  memset(static_cast<void*>(wc), 0, sizeof(*wc));
+  wc->wr_id = wr_id;
+  wc->status = IBV_WC_WR_FLUSH_ERR;
+  wc->opcode = opcode;
+  wc->qp_num = qpn;
+}
+
 int FlushQueue(Qp* qp, WorkQueue* queue, ibv_wc_opcode opcode, int room, ibv_wc* wc) {
   const SpinGuard guard(queue->lock);
   uint32_t tail = queue->tail.load(std::memory_order_relaxed);
   const uint32_t head = queue->head.load(std::memory_order_relaxed);
   int count = 0;
   for (; count < room && tail != head; ++count, ++tail) {
-    memset(static_cast<void*>(&wc[count]), 0, sizeof(wc[count]));
-    wc[count].wr_id = queue->wr_ids[tail & (queue->ring.slots - 1)];
-    wc[count].status = IBV_WC_WR_FLUSH_ERR;
-    wc[count].opcode = opcode;
-    wc[count].qp_num = qp->base.qp.qp_num;
+    FillFlushed(queue->wr_ids[tail & (queue->ring.slots - 1)], opcode, qp->base.qp.qp_num,
+                &wc[count]);
   }
   queue->tail.store(tail, std::memory_order_release);
+  return count;
+}
+
+// What nobody has taken yet. On hardware an SRQ keeps its receives, and who waits for one must
+// watch the async events; most programs do not, and would wait for ever.
+int FlushSrq(Srq* srq, uint32_t qpn, int room, ibv_wc* wc) {
+  const SpinGuard guard(srq->lock);
+  if (!srq->flushing) {
+    srq->flushing = true;
+    const uint32_t taken = srq->record->taken.load(std::memory_order_acquire);
+    srq->flushed = srq->head - taken <= srq->ring.slots ? taken : srq->head;
+  }
+  int count = 0;
+  for (; count < room && srq->flushed != srq->head; ++count, ++srq->flushed) {
+    const auto* wqe = reinterpret_cast<const abi::RecvWqe*>(srq->ring.Slot(srq->flushed));
+    FillFlushed(wqe->wr_id, IBV_WC_RECV, qpn, &wc[count]);
+  }
   return count;
 }
 
@@ -163,6 +185,12 @@ int Flush(Cq* cq, int room, ibv_wc* wc) {
   }
   for (Qp* qp = cq->receivers; qp != nullptr && count < room; qp = qp->rq.next) {
     count += FlushQueue(qp, &qp->rq, IBV_WC_RECV, room - count, wc + count);
+    if (qp->base.qp.srq != nullptr) {
+      count += FlushSrq(ToSrq(qp->base.qp.srq), qp->base.qp.qp_num, room - count, wc + count);
+    }
+  }
+  for (Srq* srq = cq->srqs; srq != nullptr && count < room; srq = srq->next) {
+    count += FlushSrq(srq, 0, room - count, wc + count);
   }
   return count;
 }

@@ -152,6 +152,7 @@ struct Cq {
   uint32_t empty_polls;
   Qp* senders;    // QPs with this send CQ, by Qp::sq
   Qp* receivers;  // QPs with this receive CQ, by Qp::rq
+  Srq* srqs;      // XRC SRQs with this CQ
   // ibv_start_poll … ibv_end_poll: the completion that is looked at.
   ibv_wc current;
   uint64_t current_ns;
@@ -183,12 +184,18 @@ struct Srq {
   Ring ring;
   uint32_t capacity;  // WQEs, <= ring.slots
   uint32_t head;      // WQEs posted
+  // After the death of the device: the next WQE to be flushed.
+  bool flushing;
+  uint32_t flushed;
   // Constant:
   uint32_t max_sge;
   abi::SrqRecord* record;
   uint32_t slot;
   uint32_t generation;
   Cq* cq;  // XRC: where its receives complete
+  // XRC: list of the SRQs of that CQ, under the CQ's lock.
+  Srq* next;
+  Srq** link;
 };
 
 // What ibv_wr_* is building, from wr_start (which takes sq.lock) to wr_complete

@@ -154,6 +154,10 @@ ibv_srq* CreateSrqEx(ibv_context* context, ibv_srq_init_attr_ex* attr) {
   srq->base.cq = attr->cq;
   srq->cq = ToCq(attr->cq);
   const SpinGuard guard(srq->cq->lock);
+  srq->next = srq->cq->srqs;
+  srq->link = &srq->cq->srqs;
+  if (srq->next != nullptr) srq->next->link = &srq->next;
+  srq->cq->srqs = srq;
   SrqTableEntry& entry = ToContext(context)->srq_table[srq->slot];
   entry.generation.store(srq->generation, std::memory_order_relaxed);
   entry.srq.store(srq, std::memory_order_release);
@@ -213,6 +217,8 @@ int DestroySrq(ibv_srq* ibv) {
   if (error != 0 && DestroyResult(context, error) != 0) return error;
   if (srq->cq != nullptr) {
     const SpinGuard guard(srq->cq->lock);
+    *srq->link = srq->next;
+    if (srq->next != nullptr) srq->next->link = srq->link;
     // The device may have given the slot to another thread's new SRQ already.
     Srq* expected = srq;
     context->srq_table[srq->slot].srq.compare_exchange_strong(expected, nullptr);

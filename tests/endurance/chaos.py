@@ -80,6 +80,10 @@ class Actor:
         self.lost_device = False
         self.orphaned = False  # engine and supervisor died at once
         self.give_up_at = None  # then what is left is killed without a word
+        self.lost_packets = False  # perhaps, for ever
+
+    def lose_packets(self, rng):
+        """A fault rule is there; only those over an unreliable transport suffer from it."""
 
     def harm(self):
         self.harmed_at = time.monotonic()
@@ -121,10 +125,18 @@ class Stock(Actor):
             self.harm()
         return self.pair.step()
 
+    def lose_packets(self, rng):
+        if self.pair.unreliable and not self.lost_packets:
+            self.lost_packets = True
+            self.harm()
+            self.give_up_at = time.monotonic() + rng.uniform(3, 15)
+
     def hangs_by_nature(self):
-        # In accept(), or polling its memory for a WRITE; or polling for a peer that was killed.
+        # In accept(), or polling its memory for a WRITE; or polling for a peer that was killed, or
+        # for a message that was lost.
         # Or in ibv_get_cq_event() when nobody was left to announce the end (docs/DEVIATIONS.md).
         return (listening(self.pair.port) or self.kind == "ib_write_lat" or bool(self.killed) or
+                self.lost_packets or
                 (self.orphaned and "-e" in self.programs[0].argv))
 
     def check_output(self):
@@ -138,10 +150,10 @@ class Own(Actor):
 
     def __init__(self, launch, rng):
         super().__init__()
-        self.kind = rng.choice(("pair", "phoenix", "churn"))
+        self.kind = rng.choice(("pair", "phoenix", "churn", "kinds"))
         seconds = rng.choice((0.2, 1, 4))
         arguments = [self.kind, rng.getrandbits(32), seconds, rng.choice(("verbena0", "verbena1"))]
-        if self.kind == "pair":
+        if self.kind in ("pair", "kinds"):
             arguments.append(rng.choice(("verbena0", "verbena1")))
         self.programs = [launch([chaos_program(), "--role", *arguments], LIMIT + GRACE)]
 
@@ -182,6 +194,7 @@ class Observer(Actor):
         super().__init__()
         self.words = rng.choice((
             ["status"], ["counters"], ["list", "qp"], ["list", "mr"], ["list", "cq"],
+            ["list", "xrcd"], ["list", "mw"], ["list", "flow"],
             ["fault", "list"], ["capture", "/dev/null", "--for", "0.5"],
             ["capture", "/dev/null", "--count", "200", "--for", "3"], ["doctor"]))
         self.kind = "verbena " + self.words[0]
@@ -246,6 +259,7 @@ class Chaos:
         self.actors = []
         self.resume = []  # (time, pid)
         self.daemon_up = False
+        self.rules = False
         self.daemon = None
         self.baseline = None  # of this life of the daemon
         self.calm_memory = None
@@ -328,9 +342,13 @@ class Chaos:
             rule = f"down dev={rng.choice(('verbena0', 'verbena1'))} us={rng.choice((500, 50000))}"
         self.command("fault", "add", rule)
         self.count("fault rules")
+        self.rules = True
+        for actor in self.actors:
+            actor.lose_packets(rng)
 
     def clear_faults(self):
         self.command("fault", "clear")
+        self.rules = False
 
     def command(self, *words):
         """A command that must succeed while the daemon lives."""
@@ -377,6 +395,7 @@ class Chaos:
         self.resume_due(everything=True)
         self.daemon.start_again()
         self.daemon_up = True
+        self.rules = False
         self.baseline = self.calm_memory = None
         self.note("daemon: up")
         self.count("daemon starts")
@@ -395,6 +414,8 @@ class Chaos:
         if not self.daemon_up:
             actor.lost_device = True
             actor.harm()
+        elif self.rules:
+            actor.lose_packets(self.rng)
         self.actors.append(actor)
         self.count("programs")
 

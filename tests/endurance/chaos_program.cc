@@ -6,69 +6,24 @@
 //                                          through files in FOLDER
 //   phoenix SEED SECONDS DEVICE            as pair; opens the device anew when it has died
 //   churn SEED SECONDS DEVICE              objects of all kinds come and go
-// Exit status: 0 all right; 1 an error of the device (the reason is printed), as the death of a
-// peer or of the daemon causes; 2 a finding whatever was done to others: wrong data, a completion
-// that never came, a leak in this process.
-#include <dirent.h>
+//   kinds SEED SECONDS DEVICE DEVICE       every other transport and object (chaos_kinds.cc)
 #include <signal.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
 
+#include "tests/endurance/chaos_roles.h"
 #include "tests/verbs/traffic.h"
 #include "tests/verbs/verbs_support.h"
 
 namespace verbena::testing {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr int kDeviceError = 1;
-constexpr int kFinding = 2;
-
-// What no death of others excuses.
-bool IsFinding(std::string_view what) {
-  for (const char* words : {"wrong byte", "outside the message", "differ from the model",
-                            "too many", "original value", "no completion", "leak"}) {
-    if (what.find(words) != std::string_view::npos) return true;
-  }
-  return false;
-}
-
-int Report(const std::exception& error) {
-  printf("%s\n", error.what());
-  return IsFinding(error.what()) ? kFinding : kDeviceError;
-}
-
-int OpenDescriptors() {
-  DIR* folder = opendir("/proc/self/fd");
-  if (folder == nullptr) return -1;
-  int count = 0;
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
-}
-
-// Throws when there are more descriptors than `before`, and says which there are.
-void CheckDescriptors(int before) {
-  if (OpenDescriptors() <= before) return;
-  std::string text = "descriptor leak:";
-  for (int fd = 0; fd < 256; ++fd) {
-    char target[256];
-    const std::string link = "/proc/self/fd/" + std::to_string(fd);
-    const ssize_t length = readlink(link.c_str(), target, sizeof(target));
-    if (length > 0) text += " " + std::string(target, static_cast<size_t>(length));
-  }
-  throw std::runtime_error(text);
-}
 
 TrafficOptions RandomTraffic(Random& random) {
   TrafficOptions options;
@@ -93,10 +48,6 @@ void Connection(Random& random, const std::string& from, const std::string& to) 
   ConnectPair(a, b, RandomPath(random));
   const std::string problem = RunTraffic(a, b, RandomTraffic(random));
   if (!problem.empty()) throw std::runtime_error(problem);
-}
-
-Clock::time_point After(const std::string& seconds) {
-  return Clock::now() + std::chrono::milliseconds(static_cast<int>(1000 * std::stod(seconds)));
 }
 
 VERBENA_ROLE(pair) {
@@ -132,7 +83,7 @@ VERBENA_ROLE(phoenix) {
       if (before < 0) before = OpenDescriptors();
       CheckDescriptors(before);
     } catch (const std::exception& error) {
-      if (IsFinding(error.what())) return Report(error);
+      if (IsFinding(error)) return Report(error);
       printf("lost: %s\n", error.what());
       ++deaths;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 
-OBJECTS = ("context", "pd", "mr", "cq", "qp", "srq")
+OBJECTS = ("context", "pd", "mr", "mw", "dm", "cq", "qp", "srq", "ah", "xrcd", "flow", "cm_id")
 
 
 def ask(path, request, limit=5.0):

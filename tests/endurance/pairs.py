@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of stock RC programs, server and client, with options that vary from round to round, and
-what their output must look like when all went well."""
+"""Pairs of stock programs of every transport, server and client, with options that vary from round to
+round, and what their output must look like when all went well."""
 
 import random
 import re
@@ -13,11 +13,18 @@ PERFTEST = ("ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read
             "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat")
 PINGPONG = "ibv_rc_pingpong"
 SRQ_PINGPONG = "ibv_srq_pingpong"
+UC_PINGPONG = "ibv_uc_pingpong"
+UD_PINGPONG = "ibv_ud_pingpong"
+XRC_PINGPONG = "ibv_xsrq_pingpong"
+PINGPONGS = (PINGPONG, SRQ_PINGPONG, UC_PINGPONG, UD_PINGPONG, XRC_PINGPONG)
 PROGRAMS = (PINGPONG,) + PERFTEST
+# Receives that perftest has from the start: SENDs of UC and UD that find none are lost.
+_RECEIVES = 400
+UNRELIABLE = ("UC", "UD")
 
 NICS = (("verbena0", "verbena1"), ("verbena0", "verbena0"))
 _RESULT = {
-    "pingpong": re.compile(r"\d+ iters in [0-9.]+ seconds"),
+    "pingpong": re.compile(r"\d+ iters in [0-9.]+ seconds|success"),
     "bw": re.compile(r"^ *\d+\s+\d+\s+([0-9.]+|inf)\s+([0-9.]+|inf)\s+([0-9.]+|inf)", re.M),
     # "inf": it measures the CPU's frequency first, and was stopped meanwhile.
     "lat": re.compile(r"^ *\d+\s+\d+\s+([0-9.]+|inf)\s+([0-9.]+|inf)", re.M),
@@ -45,15 +52,27 @@ def commands(program, rng, large=1.0):
     nics = rng.choice(NICS)
     mtu = rng.choice((256, 512, 1024, 2048, 4096))
     name = program
-    if program == PINGPONG and rng.random() < 0.3:
+    transport = "RC"
+    if program == PINGPONG:
+        name = rng.choices(PINGPONGS, weights=(9, 5, 2, 2, 2))[0]
+    if name == SRQ_PINGPONG:
         # The same over several QPs on one SRQ.
-        name = SRQ_PINGPONG
         qps = rng.choice((1, 4, 16))
         options = ["-g", rng.choice((0, 1)), "-s", rng.choice((1, 64, 4097)), "-m", mtu, "-c",
                    "-n", max(4, int(large * 100 / qps)), "-q", qps, "-r", rng.choice((64, 500))]
         if rng.random() < 0.5:
             options.append("-e")
-    elif program == PINGPONG:
+    elif name == XRC_PINGPONG:
+        options = ["-g", rng.choice((0, 1)), "-s", rng.choice((1, 64, 65536)), "-m", mtu, "-n",
+                   max(4, int(large * 50))]
+        if rng.random() < 0.5:
+            options.append("-e")
+    elif name == UD_PINGPONG:
+        options = ["-g", rng.choice((0, 1)), "-s", rng.choice((1, 64, 1024)), "-n",
+                   max(4, int(large * 100))]
+        if rng.random() < 0.5:
+            options.append("-e")
+    elif name in (PINGPONG, UC_PINGPONG):
         size = rng.choice((1, 2, 63, 64, 1000, 4096, 4097, 65536, 1 << 20))
         count = max(4, int(large * (100 if size <= 4097 else 30 if size <= 65536 else 6)))
         options = ["-g", rng.choice((0, 1)), "-s", size, "-n", count, "-m", mtu, "-c",
@@ -62,15 +81,27 @@ def commands(program, rng, large=1.0):
             options.append("-e")
     else:
         size = rng.choice((2, 64, 1024, 4095, 65536))
-        options = ["-F", "-x", rng.choice((0, 1)), "-m", mtu]
+        transports = ["RC", "RC", "XRC"]
+        if "send" in program or "write" in program:
+            transports.append("UC")
+        if "send" in program:
+            transports.append("UD")
+        transport = rng.choice(transports)
+        if transport == "UD":
+            size = min(size, 1024)
+        options = ["-F", "-x", rng.choice((0, 1))] + ([] if transport == "UD" else ["-m", mtu])
+        if transport != "RC":
+            options += ["-c", transport]
         if "atomic" in program:
             options += ["-A", rng.choice(("FETCH_AND_ADD", "CMP_AND_SWAP"))]
         else:
             options += ["-s", size]
-        options += ["-n", max(10, int(large * rng.choice((20, 100, 300))))]
+        count = max(10, int(large * rng.choice((20, 100, 300))))
+        loses = "send" in program and transport in UNRELIABLE
+        options += ["-n", min(count, _RECEIVES) if loses else count]
         both = program.endswith("_bw") and rng.random() < 0.4
         if program.endswith("_bw"):
-            options += ["-q", rng.choice((1, 1, 2, 16))] + (["-b"] if both else [])
+            options += ["-q", 1 if loses else rng.choice((1, 1, 2, 16))] + (["-b"] if both else [])
         # With -b -e perftest takes a batch of completions after each event and waits for the next
         # event although more lie in the CQ: it hangs when that was the last one.
         # ib_send_lat -e has one channel for both CQs and one SQ slot: when an ACK was lost, the event
@@ -79,6 +110,11 @@ def commands(program, rng, large=1.0):
             options.append("-e")
     options += ["-p", port]
     return ([name, "-d", nics[0], *options], [name, "-d", nics[1], *options, ADDRESS], port)
+
+
+def unreliable(argv):
+    """True if a lost packet is for ever: these programs then wait for ever, too."""
+    return argv[0] in (UC_PINGPONG, UD_PINGPONG) or any(each in UNRELIABLE for each in argv)
 
 
 def problem(program, output):
@@ -100,6 +136,7 @@ class Pair:
         self.limit = limit
         self.start = time.monotonic()
         server, self._client_argv, self.port = commands(program, rng, large)
+        self.unreliable = unreliable(server)
         self._launch = launch
         # The programs' own limits only bound what happens when this process fails.
         self.programs = [launch(server, limit + 120)]

@@ -18,6 +18,7 @@
 #include "tests/testing/daemon_fixture.h"
 #include "tests/verbs/traffic.h"
 #include "tests/verbs/verbs_support.h"
+#include "tests/verbs/xrc_end.h"
 
 namespace verbena::testing {
 namespace {
@@ -274,6 +275,57 @@ VERBENA_ROLE(survivor) {
   // The destructors follow: nothing may hang.
   printf("checked\n");
   return failures == 0 ? 0 : 1;
+}
+
+// The same with receives in shared queues: one of RC QPs, one of XRC.
+VERBENA_ROLE(shared_survivor) {
+  int failures = 0;
+  const Owned<ibv_context> context = OpenDevice();
+  const Owned<ibv_pd> pd(ibv_alloc_pd(context.get()));
+  ibv_srq_init_attr init = {nullptr, {8, 1, 0}};
+  const Owned<ibv_srq> srq(ibv_create_srq(pd.get(), &init));
+  Require(srq != nullptr, "ibv_create_srq");
+  EndOptions options;
+  options.srq = srq.get();
+  RcEnd end(context.get(), pd.get(), options);
+  end.Connect(end.address());
+  const OwnedXrcd xrcd(OpenXrcd(context.get(), -1));
+  Require(xrcd != nullptr, "ibv_open_xrcd");
+  Xsrq xsrq(context.get(), pd.get(), xrcd.get());
+  for (uint64_t i = 0; i < 4; ++i) {
+    ibv_recv_wr wr = {i, nullptr, nullptr, 0};
+    ibv_recv_wr* bad = nullptr;
+    Require(ibv_post_srq_recv(srq.get(), &wr, &bad) == 0, "ibv_post_srq_recv");
+    xsrq.Post(100 + i);
+  }
+  // One is used up.
+  Require(end.PostSend(SendWr(7)) == 0, "post_send");
+  Require(PollOne(end.send_cq()).status == IBV_WC_SUCCESS, "SEND");
+  EXPECT_IN_ROLE(PollOne(end.recv_cq()).wr_id == 0);
+  printf("ready\n");
+  for (uint64_t i = 1; i < 4; ++i) {
+    const ibv_wc wc = PollOne(end.recv_cq(), Milliseconds(10000));
+    EXPECT_IN_ROLE(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == i &&
+                   wc.qp_num == end.qp()->qp_num);
+  }
+  for (uint64_t i = 0; i < 4; ++i) {
+    const ibv_wc wc = PollOne(xsrq.cq.get(), Milliseconds(10000));
+    EXPECT_IN_ROLE(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 100 + i);
+  }
+  ibv_wc wc = {};
+  EXPECT_IN_ROLE(ibv_poll_cq(end.recv_cq(), 1, &wc) <= 0);
+  EXPECT_IN_ROLE(ibv_poll_cq(xsrq.cq.get(), 1, &wc) <= 0);
+  printf("checked\n");
+  return failures == 0 ? 0 : 1;
+}
+
+TEST(KilledEngineWithSharedReceives, FlushesEachOnceSoThatNobodyWaitsForEver) {
+  PrivateDaemon daemon(1);
+  Process survivor(daemon.Run(RoleCommand("shared_survivor", {})));
+  ASSERT_TRUE(survivor.WaitForOutput("ready", Milliseconds(15000))) << survivor.Output();
+  ASSERT_EQ(kill(daemon.EnginePid(), SIGKILL), 0);
+  EXPECT_EQ(survivor.Wait(), 0) << survivor.Output();
+  EXPECT_NE(survivor.Output().find("checked"), std::string::npos) << survivor.Output();
 }
 
 class KilledEngine : public ::testing::TestWithParam<const char*> {};
