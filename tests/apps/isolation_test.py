@@ -38,10 +38,11 @@ def become(user, groups=()):
 
 
 def find(name):
-    for folder in (os.environ.get("VERBENA_ISOLATION"),
-                   os.path.join(os.environ.get("TEST_SRCDIR", ""),
-                                os.environ.get("TEST_WORKSPACE", "verbena"), "tests/isolation"),
-                   "bazel-bin/tests/isolation"):
+    tests = os.path.join(os.environ.get("TEST_SRCDIR", ""),
+                         os.environ.get("TEST_WORKSPACE", "verbena"), "tests")
+    for folder in (os.environ.get("VERBENA_ISOLATION"), os.path.join(tests, "isolation"),
+                   os.path.join(tests, "endurance"), "bazel-bin/tests/isolation",
+                   "bazel-bin/tests/endurance"):
         if folder and os.path.exists(os.path.join(folder, name)):
             return os.path.join(folder, name)
     raise RuntimeError(f"no {name}: run by Bazel or set VERBENA_ISOLATION")
@@ -109,11 +110,12 @@ class TwoUsers(AppTestCase):
     @classmethod
     def setUpClass(cls):
         cls.tree = stage()
-        for name in ("hostile_client", "rate_pair"):
+        for name in ("hostile_client", "rate_pair", "chaos_program"):
             os.chmod(shutil.copy(find(name), os.path.join(cls.tree, "bin", name)), 0o755)
         cls.daemon = Daemon(cls.tree, arguments=("--group", cls.group))
         cls.hostile = os.path.join(cls.tree, "bin/hostile_client")
         cls.rate_pair = os.path.join(cls.tree, "bin/rate_pair")
+        cls.chaos_program = os.path.join(cls.tree, "bin/chaos_program")
 
     @classmethod
     def tearDownClass(cls):
@@ -232,6 +234,12 @@ class TwoUsers(AppTestCase):
                 time.sleep(0.01)
             pair.append(self.daemon.program_of(VICTIM, *common, "-d", "verbena1", ADDRESS))
             self.finish(*pair)
+            # Objects of every kind, and traffic through them.
+            kinds = self.daemon.program_of(VICTIM, self.chaos_program, "--role", "kinds", 1, 2,
+                                           "verbena0", "verbena1")
+            self.assertEqual(kinds.wait(), 0, kinds.describe())
+            self.assertIn("data right", kinds.output)
+            kinds.close()
             status, output = self.daemon.command("list", "context", "--json")
             self.assertEqual(status, 0, output)
         finally:
@@ -258,7 +266,15 @@ class TwoUsers(AppTestCase):
 
     def test_a_user_sees_and_touches_only_what_is_their_own(self):
         pair = Pair(self.daemon, self.rate_pair, "ping")
+        objects = self.daemon.program_of(VICTIM, self.chaos_program, "--role", "objects",
+                                         "verbena1")
         try:
+            self.assertTrue(objects.wait_for("ready"), objects.describe())
+            for what in ("mw", "dm", "srq", "ah", "xrcd"):
+                for user, seen in ((0, 1), (VICTIM, 1), (ATTACKER, 0)):
+                    status, output = self.daemon.verbena_of(user, "list", what, "--json")
+                    self.assertEqual(status, 0, output)
+                    self.assertEqual(output.count("chaos_program"), seen, f"{user} {what}")
             for what in ("context", "pd", "mr", "cq", "qp"):
                 status, all_of_it = self.daemon.command("list", what, "--json")
                 self.assertEqual(status, 0, all_of_it)
@@ -272,6 +288,7 @@ class TwoUsers(AppTestCase):
             status, output = self.daemon.verbena_of(ATTACKER, "status")
             self.assertEqual(status, 0, output)
         finally:
+            objects.close()
             pair.close()
 
     def test_captures_faults_and_the_end_need_root_or_the_group(self):

@@ -369,6 +369,7 @@ class Chaos:
         self.note(f"daemon: {way}")
         self.count(f"daemon: {way}")
         self.daemon_up = False
+        self.resume_due(everything=way == "down")  # who asks a stopped one waits for long
         for actor in self.actors:
             actor.lost_device = True
             actor.harm()

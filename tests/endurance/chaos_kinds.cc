@@ -316,22 +316,51 @@ void DeviceMemory(Random& random, const std::string& from, const std::string& to
   ExpectPattern(local.bytes().subspan(4096), id, "READ from DM");
 }
 
-// One of everything is left to the end of the process: the daemon has to clear away.
-[[noreturn]] void LeaveAll(const std::string& device) {
-  UdEnd datagrams(device);
-  const Owned<ibv_ah> ah = datagrams.AhTo(datagrams);
-  const OwnedXrcd xrcd(OpenXrcd(datagrams.context(), -1));
-  Xsrq queue(datagrams.context(), datagrams.pd(), xrcd.get());
-  const Owned<ibv_qp> target = CreateTarget(datagrams.context(), xrcd.get());
-  ibv_alloc_dm_attr attr = {.length = 4096, .log_align_req = 6, .comp_mask = 0};
-  const Owned<ibv_dm> dm(ibv_alloc_dm(datagrams.context(), &attr));
-  const Owned<ibv_mw> mw(ibv_alloc_mw(datagrams.pd(), IBV_MW_TYPE_2));
-  Require(ah && xrcd && dm && mw, "objects");
-  RawEnd raw(device);
-  const Flow flow = Rule().Eth(raw.mac()).On(raw);
-  printf("data right\n");
+// One of everything; raw packets are not for every user.
+class OneOfEach {
+ public:
+  OneOfEach(const std::string& device, bool raw)
+      : datagrams_(device),
+        ah_(datagrams_.AhTo(datagrams_)),
+        xrcd_(OpenXrcd(datagrams_.context(), -1)),
+        queue_(datagrams_.context(), datagrams_.pd(), xrcd_.get()),
+        target_(CreateTarget(datagrams_.context(), xrcd_.get())),
+        mw_(ibv_alloc_mw(datagrams_.pd(), IBV_MW_TYPE_2)) {
+    ibv_alloc_dm_attr attr = {.length = 4096, .log_align_req = 6, .comp_mask = 0};
+    dm_.reset(ibv_alloc_dm(datagrams_.context(), &attr));
+    Require(ah_ && xrcd_ && dm_ && mw_, "objects");
+    if (!raw) return;
+    raw_ = std::make_unique<RawEnd>(device);
+    flow_ = Rule().Eth(raw_->mac()).On(*raw_);
+  }
+
+ private:
+  UdEnd datagrams_;
+  Owned<ibv_ah> ah_;
+  OwnedXrcd xrcd_;
+  Xsrq queue_;
+  Owned<ibv_qp> target_;
+  Owned<ibv_mw> mw_;
+  Owned<ibv_dm> dm_;
+  std::unique_ptr<RawEnd> raw_;
+  Flow flow_;
+};
+
+bool MaySendRawPackets(const std::string& device) {
+  try {
+    RawEnd end(device, 0);
+    return true;
+  } catch (const std::exception&) {
+    return errno != EPERM;
+  }
+}
+
+// objects DEVICE: holds one of each until it is killed.
+VERBENA_ROLE(objects) {
+  const OneOfEach objects(arguments.at(0), MaySendRawPackets(arguments.at(0)));
+  printf("ready\n");
   fflush(stdout);
-  _exit(0);
+  while (true) pause();
 }
 
 VERBENA_ROLE(kinds) {
@@ -342,6 +371,7 @@ VERBENA_ROLE(kinds) {
   Tally tally;
   int before = -1;
   try {
+    const bool raw = MaySendRawPackets(from);
     do {
       switch (random.Below(7)) {
         case 0:
@@ -351,7 +381,7 @@ VERBENA_ROLE(kinds) {
           Datagrams(random, from, to, &tally);
           break;
         case 2:
-          RawPackets(random, from, to, &tally);
+          if (raw) RawPackets(random, from, to, &tally);
           break;
         case 3:
           Extended(random, from, to);
@@ -369,7 +399,13 @@ VERBENA_ROLE(kinds) {
       if (before < 0) before = OpenDescriptors();
       CheckDescriptors(before);
     } while (Clock::now() < end);
-    if (random.OneIn(2)) LeaveAll(to);
+    if (random.OneIn(2)) {
+      // Left to the end of the process: the daemon has to clear away.
+      const OneOfEach left(to, raw);
+      printf("data right\n");
+      fflush(stdout);
+      _exit(0);
+    }
   } catch (const std::exception& error) {
     return Report(error);
   }

@@ -7,6 +7,7 @@
 //   phoenix SEED SECONDS DEVICE            as pair; opens the device anew when it has died
 //   churn SEED SECONDS DEVICE              objects of all kinds come and go
 //   kinds SEED SECONDS DEVICE DEVICE       every other transport and object (chaos_kinds.cc)
+//   objects DEVICE                         holds one of each until it is killed
 #include <signal.h>
 #include <unistd.h>
 

@@ -141,9 +141,10 @@ class Client {
 
   // 0 or an errno.
   template <typename Request, typename Reply>
-  int Command(abi::CommandOp op, Request request, Reply* reply, std::vector<int>* fds = nullptr) {
+  int Command(abi::CommandOp op, Request request, Reply* reply, std::vector<int>* fds = nullptr,
+              int fd = -1) {
     request.header = {op, sizeof request, ++sequence_};
-    Send(&request, sizeof request);
+    Send(&request, sizeof request, fd);
     *reply = Reply{};
     std::vector<int> got = Receive(reply, sizeof *reply);
     if (fds != nullptr) {
@@ -346,6 +347,40 @@ void WakeAll(Client& client) {
   }
 }
 
+template <typename Request, typename Reply>
+void TakeAllOf(Client& client, const char* what, abi::CommandOp op, const Request& request,
+               Reply reply, int fd = -1) {
+  uint32_t count = 0;
+  int error;
+  while ((error = client.Command(op, request, &reply, nullptr, fd)) == 0) ++count;
+  std::printf("%u %s, then %s\n", count, what, std::strerror(error));
+}
+
+void TakeAllOthers(Client& client, uint32_t pd) {
+  abi::AllocMwRequest mw{};
+  mw.pd = pd;
+  mw.type = 2;
+  TakeAllOf(client, "MWs", abi::kCmdAllocMw, mw, abi::HandleReply{});
+  abi::AllocDmRequest dm{};
+  dm.length = 4096;
+  const int memory = memfd_create("dm", MFD_CLOEXEC);
+  if (memory < 0 || ftruncate(memory, 4096) != 0) Die("memfd_create");
+  TakeAllOf(client, "DMs", abi::kCmdAllocDm, dm, abi::HandleReply{}, memory);
+  abi::CreateAhRequest ah{};
+  ah.pd = pd;
+  ah.attr.is_global = ah.attr.port_num = ah.attr.sgid_index = 1;
+  transport::Gid::FromIpv4((127u << 24) | (88u << 16) | 1)
+      .Store(reinterpret_cast<std::byte*>(ah.attr.dgid));
+  TakeAllOf(client, "AHs", abi::kCmdCreateAh, ah, abi::HandleReply{});
+  TakeAllOf(client, "XRC domains", abi::kCmdOpenXrcd, abi::OpenXrcdRequest{}, abi::HandleReply{});
+  abi::CreateSrqRequest srq{};
+  srq.pd = pd;
+  srq.max_wr = srq.max_sge = 1;
+  srq.xrcd = srq.cq = abi::kNoHandle;
+  TakeAllOf(client, "SRQs", abi::kCmdCreateSrq, srq, abi::CreateSrqReply{});
+  TakeAllOf(client, "PDs", abi::kCmdAllocPd, abi::HandleRequest{}, abi::HandleReply{});
+}
+
 [[noreturn]] void TakeAll(const std::string& socket) {
   Client client(socket);
   client.Open();
@@ -370,6 +405,7 @@ void WakeAll(Client& client) {
   uint32_t cqs = 0;
   while ((error = client.Command(abi::kCmdCreateCq, cq_request, &cq)) == 0) ++cqs;
   std::printf("%u CQs of 64 MiB, then %s\n", cqs, std::strerror(error));
+  TakeAllOthers(client, pd.handle);
   Ready();
   for (;;) client.Command(abi::kCmdCreateQp, request, &qp);
 }

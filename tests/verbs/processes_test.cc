@@ -383,6 +383,14 @@ TEST(KilledDaemon, ItsClientsFlushAndDoNotHangThoughNobodyAnnouncesTheDeath) {
   EXPECT_NE(orphan.Output().find("checked"), std::string::npos) << orphan.Output();
 }
 
+TEST(StoppedEngine, IsEndedByVerbenaDown) {
+  PrivateDaemon daemon(1);
+  ASSERT_EQ(kill(daemon.EnginePid(), SIGSTOP), 0);
+  const Finished down = daemon.Verbena({"down"}, Milliseconds(60000));
+  EXPECT_EQ(down.status, 0) << down.output;
+  EXPECT_TRUE(daemon.Processes().empty());
+}
+
 TEST(KilledDaemon, CanBeStartedAgain) {
   PrivateDaemon daemon(1);
   const std::vector<pid_t> processes = daemon.Processes();

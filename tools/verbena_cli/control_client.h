@@ -59,9 +59,9 @@ class ControlClient {
   // True when the daemon closed the connection within the time.
   bool WaitClosed(Milliseconds timeout);
 
-  // Asks the daemon to end and waits until its supervisor has ended (the engine before it); where
-  // that process cannot be seen (another PID namespace), until the connection is closed. Empty =
-  // it has ended, else a sentence.
+  // Asks the daemon to end, by a signal to its supervisor if it does not answer, and waits until
+  // its supervisor has ended (the engine before it); where that process cannot be seen (another PID
+  // namespace), until the connection is closed. Empty = it has ended, else a sentence.
   std::string ShutDown(Milliseconds timeout = kTimeout);
 
   bool connected() const { return fd_ >= 0; }
@@ -69,7 +69,8 @@ class ControlClient {
 
  private:
   void Close();
-  int OpenSupervisor();
+  // *silent: the daemon does not answer.
+  int OpenSupervisor(bool* silent);
 
   int fd_ = -1;
 };
