@@ -135,7 +135,7 @@ MemoryStatus Port::Atomic(uint32_t rkey, uint64_t address,
 
 MemoryStatus Port::Invalidate(uint32_t rkey) {
   const MemoryStatus status = memory_.Invalidate(rkey);
-  if (status == MemoryStatus::kOk) watcher_.OnInvalidate(responder_, rkey);
+  watcher_.OnInvalidate(responder_, rkey, status == MemoryStatus::kOk);
   return status;
 }
 

@@ -85,7 +85,8 @@ class PortWatcher {
   // Returns a name for the operation, reported with OnAtomicExecuted.
   virtual uint64_t OnAtomic(uint64_t address, const transport::AtomicOperation& operation) = 0;
   virtual void OnAtomicExecuted(uint64_t name, uint64_t original) = 0;
-  virtual void OnInvalidate(bool responder, uint32_t key) = 0;
+  // `done`: the key was one that may be invalidated.
+  virtual void OnInvalidate(bool responder, uint32_t key, bool done) = 0;
   virtual void OnBind(const transport::WindowBind& bind) = 0;
   // The sequence number of the request that is being handled.
   virtual uint64_t CurrentSequence() const = 0;

@@ -311,12 +311,15 @@ void Qp::OnAtomicExecuted(uint64_t name, uint64_t original) {
   wr.original = original;
 }
 
-void Qp::OnInvalidate(bool responder, uint32_t key) {
+void Qp::OnInvalidate(bool responder, uint32_t key, bool done) {
   if (responder) {
-    if (in_checked()) CheckInvalidate(key);
-  } else if (Wr* wr = FindLocal([key](const Wr& local) {
-               return local.opcode == WrOpcode::kLocalInv && local.imm_or_inv == key;
-             })) {
+    if (in_checked()) CheckInvalidate(key, done);
+    return;
+  }
+  if (!done) return;
+  if (Wr* wr = FindLocal([key](const Wr& local) {
+        return local.opcode == WrOpcode::kLocalInv && local.imm_or_inv == key;
+      })) {
     wr->executed = true;
   }
 }

@@ -118,7 +118,7 @@ class Qp : public PortWatcher, public transport::ReceiveQueuePort {
                MemoryAccess access) override;
   uint64_t OnAtomic(uint64_t address, const transport::AtomicOperation& operation) override;
   void OnAtomicExecuted(uint64_t name, uint64_t original) override;
-  void OnInvalidate(bool responder, uint32_t key) override;
+  void OnInvalidate(bool responder, uint32_t key, bool done) override;
   void OnBind(const transport::WindowBind& bind) override;
   uint64_t CurrentSequence() const override { return handling_; }
   // ReceiveQueuePort.
@@ -178,7 +178,7 @@ class Qp : public PortWatcher, public transport::ReceiveQueuePort {
                               MemoryAccess access) = 0;
   // The responder takes `taken` while it handles handling_.
   virtual void CheckTake(Taken& taken) = 0;
-  virtual void CheckInvalidate(uint32_t key) = 0;
+  virtual void CheckInvalidate(uint32_t key, bool done) = 0;
   // The WR is over, with success.
   virtual void CheckDone(const Wr& wr) = 0;
   // Is this an end that the WR may have without being wrong?

@@ -249,13 +249,14 @@ void RcQp::CheckTake(Taken& taken) {
   taken.wr = wr;
 }
 
-void RcQp::CheckInvalidate(uint32_t key) {
+void RcQp::CheckInvalidate(uint32_t key, bool done) {
   Wr* wr = in().Find(handling_);
   if (handling_old_ || handling_ != in().expected || wr == nullptr ||
       wr->opcode != WrOpcode::kSendInv || wr->imm_or_inv != key || handling_ + 1 != wr->end()) {
     return Wrong("invalidates a key that nobody asked for");
   }
-  wr->executed = true;
+  if (done == (wr->expected == WcStatus::kRetryExcErr)) Wrong("a key is not what was planned");
+  wr->executed = done;
 }
 
 void RcQp::CheckDone(const Wr& wr) { Check(out().CheckData(wr, memory_, peer_memory_)); }

@@ -72,7 +72,7 @@ class RcQp final : public Qp {
   void CheckPlacement(const MemorySegment& to, std::span<const std::byte> bytes,
                       MemoryAccess access) override;
   void CheckTake(Taken& taken) override;
-  void CheckInvalidate(uint32_t key) override;
+  void CheckInvalidate(uint32_t key, bool done) override;
   void CheckDone(const Wr& wr) override;
   bool MayFail(const Wr& wr, WcStatus status) const override;
   void CheckReceived(const Completion& completion, const Taken& taken,

@@ -188,7 +188,7 @@ void UcQp::CheckTake(Taken&) {
   if (!receiver_.needs_receive()) Wrong("takes a receive that it does not need");
 }
 
-void UcQp::CheckInvalidate(uint32_t) { Wrong("UC has no SEND with invalidate"); }
+void UcQp::CheckInvalidate(uint32_t, bool) { Wrong("UC has no SEND with invalidate"); }
 
 // Whether it arrives nobody knows.
 void UcQp::CheckDone(const Wr& wr) {
