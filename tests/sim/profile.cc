@@ -91,7 +91,8 @@ const Profile kProfiles[] = {
      .max_connections = 2,
      .max_wrs = 8,
      .commit_delay = Duration::Microseconds(60),
-     .forged = 1},
+     .forged = 1,
+     .srq = 0.3},
     {.name = "crowd",  // up to 64 pairs
      .network = {.loss = 0.02,
                  .duplicate = 0.03,
