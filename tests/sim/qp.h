@@ -186,6 +186,8 @@ class Qp : public PortWatcher, public transport::ReceiveQueuePort {
   // A receive with success or an error of its own.
   virtual void CheckReceived(const Completion& completion, const Taken& taken,
                              const std::string& who) = 0;
+  // All of its message was executed.
+  virtual bool IsWhole(const Taken& taken) const = 0;
   virtual void CheckAllReceived() = 0;
 
   Flow& out() const { return connection_->flows[side_]; }

@@ -247,6 +247,9 @@ void Qp::OnRecvCompletion(const Completion& completion) {
     if (state_ != QpState::kErr && !connection_->memory_failed) {
       Wrong(who + ": flushed outside ERR");
     }
+    if (in_checked() && !connection_->memory_failed && IsWhole(taken)) {
+      Wrong(who + ": flushed though its message was executed");
+    }
     return;
   }
   if (in_checked()) CheckReceived(completion, taken, who);

@@ -328,6 +328,10 @@ void RcQp::CheckReceived(const Completion& completion, const Taken& taken, const
   Check(in().CheckData(wr, peer_memory_, memory_));
 }
 
+bool RcQp::IsWhole(const Taken& taken) const {
+  return taken.wr != nullptr && taken.wr->end() <= in().expected;
+}
+
 void RcQp::CheckAllReceived() {
   if (!taken_.empty()) Wrong("a receive without its completion");
   for (const Wr& wr : in().wrs) {

@@ -77,6 +77,7 @@ class RcQp final : public Qp {
   bool MayFail(const Wr& wr, WcStatus status) const override;
   void CheckReceived(const Completion& completion, const Taken& taken,
                      const std::string& who) override;
+  bool IsWhole(const Taken& taken) const override;
   void CheckAllReceived() override;
 
   transport::RcRequesterConfig RequesterConfig() const;

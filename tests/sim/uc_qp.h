@@ -74,6 +74,7 @@ class UcQp final : public Qp {
   bool MayFail(const Wr& wr, WcStatus status) const override;
   void CheckReceived(const Completion& completion, const Taken& taken,
                      const std::string& who) override;
+  bool IsWhole(const Taken& taken) const override { return taken.delivered; }
   void CheckAllReceived() override {}
 
   bool flushes_sends() const { return state_ >= QpState::kSqe; }
