@@ -100,10 +100,13 @@ bool Flow::IsContent(const Wr& wr, uint32_t offset, std::span<const std::byte> b
 
 // The WR that has to come next on the wire gets its sequence numbers.
 Wr* Flow::BeginNext() {
-  while (begun_wrs_ < wrs.size() && wrs[begun_wrs_].opcode == WrOpcode::kLocalInv) ++begun_wrs_;
+  while (begun_wrs_ < wrs.size() && (wrs[begun_wrs_].is_local() || wrs[begun_wrs_].over)) {
+    ++begun_wrs_;
+  }
   if (begun_wrs_ == wrs.size() || wrs[begun_wrs_].packets == 0) return nullptr;
   Wr& wr = wrs[begun_wrs_];
   wr.first = next;
+  wr.sequences = wr.packets;
   begun_.push_back(static_cast<uint32_t>(begun_wrs_++));
   return &wr;
 }
@@ -137,7 +140,9 @@ std::string Flow::CheckFields(const Wr& wr, const TxPacket& packet, uint64_t seq
   }
   if (packet.payload_bytes != (last ? wr.bytes - offset : path_.mtu()))
     return "wrong payload length";
-  if (last && !packet.ack_request) return "end of a message without AckReq";
+  if (path_.is_uc() ? packet.ack_request : last && !packet.ack_request) {
+    return "end of a message without AckReq, or UC with it";
+  }
   if (traits.has_imm() != (last && wr.has_imm())) return "immediate lost or invented";
   if (traits.has_ieth() != (last && wr.opcode == WrOpcode::kSendInv))
     return "IETH lost or invented";
@@ -252,7 +257,8 @@ std::string Flow::CheckRequestPlacement(uint64_t sequence, const MemorySegment& 
   uint64_t address = wr->remote + wr->received;
   uint32_t room = wr->bytes - wr->received;
   if (wr->is_send()) {
-    std::tie(address, room) = PlaceOf(receives[wr->receive].sges, wr->received);
+    if (wr->receive == nullptr) return "places without a receive";
+    std::tie(address, room) = PlaceOf(wr->receive->sges, wr->received);
   }
   const bool right = wr->is_send() ? access == MemoryAccess::kLocalWrite
                                    : access == MemoryAccess::kRemoteWrite && to.key == wr->rkey;
@@ -318,14 +324,43 @@ std::string Flow::CheckData(const Wr& wr, const HostMemory& sender,
     return IsContent(wr, 0, receiver.Read(wr.remote, wr.bytes)) ? "" : "WRITE data is wrong";
   }
   if (!wr.is_send()) return "";
+  return wr.receive == nullptr ? "SEND without a receive"
+                               : CheckReceived(wr, *wr.receive, receiver);
+}
+
+std::string Flow::CheckReceived(const Wr& wr, const PlannedReceive& receive,
+                                const HostMemory& receiver) const {
+  if (!wr.is_send() || receiver.spoiled()) return "";
   uint32_t offset = 0;
-  for (const MemorySegment& sge : receives[wr.receive].sges) {
+  for (const MemorySegment& sge : receive.sges) {
     const uint32_t bytes = std::min(sge.length, wr.bytes - offset);
     if (bytes == 0) continue;
     if (!IsContent(wr, offset, receiver.Read(sge.address, bytes))) return "SEND data is wrong";
     offset += bytes;
   }
   return "";
+}
+
+void Flow::TakeReceive(Wr& wr, const PlannedReceive& receive) {
+  wr.receive = &receive;
+  if (receive.malformed) {
+    wr.expected = WcStatus::kRemOpErr;
+  } else if (wr.is_send() && wr.bytes > receive.bytes) {
+    wr.expected = WcStatus::kRemInvReqErr;
+  } else if (wr.is_send() && wr.bytes > 0 && receive.bad_key) {
+    wr.expected = WcStatus::kRemOpErr;
+  }
+}
+
+WcStatus Flow::ExpectedOf(const Wr& wr) const {
+  const bool lacks_key = wr.bound_by >= 0 && !wrs[static_cast<size_t>(wr.bound_by)].executed;
+  return lacks_key && wr.expected == WcStatus::kSuccess ? WcStatus::kLocQpOpErr : wr.expected;
+}
+
+void Flow::GiveUp() {
+  if (begun_.empty()) return;
+  Wr& wr = wrs[begun_.back()];
+  if (wr.end() > next) wr.sequences = static_cast<uint32_t>(next - wr.first);
 }
 
 }  // namespace verbena::sim

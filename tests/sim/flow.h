@@ -17,9 +17,11 @@
 #include "tests/sim/memory.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/random.h"
+#include "tests/sim/receive_queue.h"
 #include "transport/psn.h"
 #include "transport/transport_event.h"
 #include "transport/types.h"
+#include "transport/wire/opcode.h"
 
 namespace verbena::sim {
 
@@ -47,17 +49,22 @@ struct Wr {
   std::vector<MemorySegment> sges;
   // kSuccess: nothing is wrong with it. Otherwise how it has to fail.
   WcStatus expected = WcStatus::kSuccess;
+  bool refused = false;  // UC: the responder has to drop it
+  // LOCAL_INV: the BIND_MW, by number, that made its key.
+  int bound_by = -1;
 
   // What has become of it.
-  uint64_t first = kNoSequence;  // sequence number
-  uint32_t packets = 0;          // sequence numbers that it takes
-  uint32_t placed = 0;           // READ, atomic: bytes of the response
-  uint32_t received = 0;         // SEND, WRITE: bytes at the responder
-  uint32_t receive = 0;          // the receive that it takes, by number
-  bool executed = false;         // atomic
-  uint64_t original = 0;         // atomic
+  uint64_t first = kNoSequence;             // sequence number
+  uint32_t packets = 0;                     // that it consists of, or its response
+  uint32_t sequences = 0;                   // numbers that it got; UC: less if it was given up
+  uint32_t placed = 0;                      // READ, atomic: bytes of the response
+  uint32_t received = 0;                    // SEND, WRITE: bytes at the responder
+  const PlannedReceive* receive = nullptr;  // that it took
+  bool executed = false;                    // atomic, local operation; SEND_INV: its key is invalid
+  uint64_t original = 0;                    // atomic
+  bool over = false;                        // it has completed
 
-  uint64_t end() const { return first + packets; }
+  uint64_t end() const { return first + sequences; }
   bool is_send() const {
     return opcode == WrOpcode::kSend || opcode == WrOpcode::kSendImm ||
            opcode == WrOpcode::kSendInv;
@@ -70,6 +77,7 @@ struct Wr {
     return opcode == WrOpcode::kFetchAdd || opcode == WrOpcode::kCompareSwap;
   }
   bool is_atomic_write() const { return opcode == WrOpcode::kAtomicWrite; }
+  bool is_local() const { return opcode == WrOpcode::kLocalInv || opcode == WrOpcode::kBindMw; }
   bool is_flush() const { return opcode == WrOpcode::kFlush; }
   // Its response brings bytes.
   bool is_read_or_atomic() const { return is_read() || is_atomic(); }
@@ -80,13 +88,7 @@ struct Wr {
   bool takes_receive() const { return is_send() || opcode == WrOpcode::kRdmaWriteImm; }
 };
 
-struct PlannedReceive {
-  std::vector<MemorySegment> sges;
-  uint32_t srq = 0;  // XRC: where it is posted
-  bool malformed = false;
-};
-
-// XRC: the SRQs of each end's domain.
+// The SRQs of each end; XRC: of its domain.
 inline constexpr uint32_t kSrqs[] = {7, 8, 0xfedcba};
 inline bool IsSrq(uint32_t number) {
   return std::find(std::begin(kSrqs), std::end(kSrqs), number) != std::end(kSrqs);
@@ -101,16 +103,20 @@ struct PathOptions {
   uint8_t min_rnr_timer = 1;
   uint8_t max_rd_atomic = 1;
   uint32_t access_flags = 0;
-  bool xrc = false;  // each request names an SRQ
+  transport::Service service = transport::Service::kRc;
 
   uint32_t mtu() const { return transport::PmtuBytes(pmtu); }
+  bool is_xrc() const { return service == transport::Service::kXrc; }  // each request names an SRQ
+  bool is_uc() const { return service == transport::Service::kUc; }
 };
 
 class Flow {
  public:
-  // `sender` and `receiver`: the memories of the two hosts.
+  // `sender` and `receiver`: the memories of the two hosts. `connection`: its
+  // number. `srq`: what the responder takes receives from, 0: its own queue.
   void Plan(const Profile& profile, const PathOptions& path, HostMemory& sender,
-            HostMemory& receiver, std::span<const uint64_t> counters, Random& random);
+            HostMemory& receiver, std::span<const uint64_t> counters, uint32_t connection,
+            uint32_t srq, Random& random);
   // Gives the first PSN; `total_packets` follow at most.
   void Start(Psn first);
   uint32_t total_packets() const { return total_packets_; }
@@ -143,12 +149,28 @@ class Flow {
   std::string CheckExecuted(uint64_t sequence, uint64_t expected_after);
   // The WR completed with success: is its data where it belongs?
   std::string CheckData(const Wr& wr, const HostMemory& sender, const HostMemory& receiver) const;
+  // Do the bytes of the SEND stand in `receive`?
+  std::string CheckReceived(const Wr& wr, const PlannedReceive& receive,
+                            const HostMemory& receiver) const;
+  // The message takes `receive`, and with it what is wrong with that.
+  static void TakeReceive(Wr& wr, const PlannedReceive& receive);
+  // How the WR has to end, as far as it is known now.
+  WcStatus ExpectedOf(const Wr& wr) const;
+  // UC: the message that is being sent does not go on.
+  void GiveUp();
+  // Are the bytes of the message from `offset` on these?
+  bool IsContent(const Wr& wr, uint32_t offset, std::span<const std::byte> bytes) const;
+  // Where byte `offset` of a message goes in `sges`, and how many bytes of
+  // there on are in one piece; {0, 0} beyond the end.
+  static std::pair<uint64_t, uint32_t> PlaceOf(std::span<const MemorySegment> sges,
+                                               uint32_t offset);
   // READs and atomics begun whose response has not come, with `una` the oldest
   // sequence number not acknowledged.
   uint32_t OutstandingReads(uint64_t una) const;
 
   std::vector<Wr> wrs;
-  std::vector<PlannedReceive> receives;
+  ReceiveQueue receives;  // of the responder alone
+  uint32_t srq = 0;       // that it takes from instead; XRC: it takes from all of them
   uint64_t next = 0;      // the next new sequence number that the requester uses
   uint64_t expected = 0;  // the next that the responder executes
   // Packets were forged, or limits do not fit: only what holds against a liar is
@@ -159,21 +181,16 @@ class Flow {
   void PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory& receiver,
               std::span<const uint64_t> counters, Random& random);
   void SpoilWr(Wr& wr, HostMemory& receiver, Random& random);
-  void PlanReceive(Wr& wr, const Profile& profile, HostMemory& receiver, Random& random);
-  std::vector<MemorySegment> Split(uint64_t address, uint32_t bytes, uint32_t key, bool target,
-                                   HostMemory* memory, Random& random) const;
+  void SpoilUcWr(Wr& wr, Random& random);
+  void PlanReceive(const Wr& wr, const Profile& profile, HostMemory& receiver, Random& random);
+  std::vector<MemorySegment> Split(uint64_t address, uint32_t bytes, Random& random) const;
   Wr* BeginNext();
   std::string CheckFields(const Wr& wr, const transport::TxPacket& packet, uint64_t sequence) const;
   std::string CheckReadResponse(const transport::TxPacket& packet,
                                 std::span<const std::byte> payload, uint64_t sequence);
-  // Are the bytes of the message from `offset` on these?
-  bool IsContent(const Wr& wr, uint32_t offset, std::span<const std::byte> bytes) const;
-  // Where byte `offset` of a message goes in `sges`, and how many bytes of
-  // there on are in one piece; {0, 0} beyond the end.
-  static std::pair<uint64_t, uint32_t> PlaceOf(std::span<const MemorySegment> sges,
-                                               uint32_t offset);
 
   PathOptions path_;
+  int last_bound_ = -1;  // BIND_MW planned last whose key no LOCAL_INV takes
   uint64_t first_ = 0;
   uint32_t total_packets_ = 0;
   size_t begun_wrs_ = 0;         // WRs looked at by BeginNext

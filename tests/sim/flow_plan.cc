@@ -2,6 +2,8 @@
 //
 // Flow: random WRs and the receives for them.
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "tests/sim/flow.h"
 #include "transport/wire/immediate.h"
@@ -13,9 +15,27 @@ constexpr WrOpcode kOpcodes[] = {
     WrOpcode::kSend,     WrOpcode::kSendImm,      WrOpcode::kRdmaWrite, WrOpcode::kRdmaWrite,
     WrOpcode::kRdmaRead, WrOpcode::kRdmaRead,     WrOpcode::kFetchAdd,  WrOpcode::kCompareSwap,
     WrOpcode::kSendInv,  WrOpcode::kRdmaWriteImm, WrOpcode::kLocalInv,  WrOpcode::kAtomicWrite,
-    WrOpcode::kFlush,
+    WrOpcode::kFlush,    WrOpcode::kBindMw,
 };
+constexpr WrOpcode kUcOpcodes[] = {
+    WrOpcode::kSend,      WrOpcode::kSend,         WrOpcode::kSendImm,  WrOpcode::kRdmaWrite,
+    WrOpcode::kRdmaWrite, WrOpcode::kRdmaWriteImm, WrOpcode::kLocalInv, WrOpcode::kBindMw,
+};
+constexpr WrOpcode kKeyOpcodes[] = {WrOpcode::kLocalInv, WrOpcode::kBindMw, WrOpcode::kSendInv,
+                                    WrOpcode::kSendInv, WrOpcode::kSendInv};
 constexpr uint32_t kMaxSges = 4;
+
+WrOpcode RandomOpcode(const Profile& profile, const PathOptions& path, Random& random) {
+  if (profile.keys > 0 && random.Chance(profile.keys)) {
+    return kKeyOpcodes[random.Below(path.is_uc() ? 2 : std::size(kKeyOpcodes))];
+  }
+  if (path.is_uc()) return kUcOpcodes[random.Below(std::size(kUcOpcodes))];
+  for (;;) {
+    const WrOpcode opcode = kOpcodes[random.Below(std::size(kOpcodes))];
+    const bool has_xrc = opcode != WrOpcode::kAtomicWrite && opcode != WrOpcode::kFlush;
+    if (has_xrc || !path.is_xrc()) return opcode;
+  }
+}
 
 bool LacksRight(const Wr& wr, uint32_t access_flags) {
   const uint32_t needed = wr.writes()      ? uint32_t{transport::kAccessRemoteWrite}
@@ -28,17 +48,15 @@ bool LacksRight(const Wr& wr, uint32_t access_flags) {
 
 }  // namespace
 
-// SGEs of `bytes` in all, some of them empty. Targets get room of their own.
-std::vector<MemorySegment> Flow::Split(uint64_t address, uint32_t bytes, uint32_t key, bool target,
-                                       HostMemory* memory, Random& random) const {
+// SGEs of `bytes` in all of what is sent, some of them empty.
+std::vector<MemorySegment> Flow::Split(uint64_t address, uint32_t bytes, Random& random) const {
   std::vector<MemorySegment> sges;
   const uint32_t count =
       random.Chance(0.6) ? 1 : static_cast<uint32_t>(random.Between(1, kMaxSges));
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t take = i + 1 == count ? bytes : random.Below32(uint64_t{bytes} + 1);
-    if (target) address = memory->Allocate(take);
-    sges.push_back({address, take, key});
-    // Sources skip a little, so that a wrong continuation is seen.
+    sges.push_back({address, take, kPatternKey});
+    // They skip a little, so that a wrong continuation is seen.
     address += take + random.Below(5);
     bytes -= take;
   }
@@ -47,10 +65,8 @@ std::vector<MemorySegment> Flow::Split(uint64_t address, uint32_t bytes, uint32_
 
 void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory& receiver,
                   std::span<const uint64_t> counters, Random& random) {
-  do {
-    wr.opcode = kOpcodes[random.Below(std::size(kOpcodes))];
-  } while (path_.xrc && (wr.is_atomic_write() || wr.is_flush()));
-  if (path_.xrc) wr.srq = kSrqs[random.Below(std::size(kSrqs))];
+  wr.opcode = RandomOpcode(profile, path_, random);
+  if (path_.is_xrc()) wr.srq = kSrqs[random.Below(std::size(kSrqs))];
   wr.signaled = random.Chance(0.7);
   wr.fence = random.Chance(0.1);
   wr.solicited = random.Chance(0.3);
@@ -67,14 +83,27 @@ void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory
     // Few values, so that compares often succeed.
     wr.compare_add = random.Below(3);
     wr.swap = random.Below(3);
-    wr.sges = Split(0, 8, local_key, true, &sender, random);
+    wr.sges = RandomTargets(8, local_key, sender, random);
   } else if (wr.is_read()) {
     wr.remote = source;
     wr.rkey = random.Chance(0.3) ? receiver.AddWindow() : kPatternKey;
-    wr.sges = Split(0, wr.bytes, local_key, true, &sender, random);
+    wr.sges = RandomTargets(wr.bytes, local_key, sender, random);
   } else if (wr.opcode == WrOpcode::kLocalInv) {
-    wr.imm_or_inv = sender.AddWindow();
     wr.bytes = 0;
+    if (last_bound_ >= 0 && random.Chance(0.6)) {
+      wr.bound_by = std::exchange(last_bound_, -1);
+      wr.imm_or_inv = wrs[static_cast<size_t>(wr.bound_by)].rkey;
+    } else {
+      wr.imm_or_inv = sender.AddWindow();
+    }
+  } else if (wr.opcode == WrOpcode::kBindMw) {
+    last_bound_ = static_cast<int>(&wr - wrs.data());
+    wr.bytes = 0;
+    wr.rkey = sender.AddWindow();
+    sender.RemoveWindow(wr.rkey);  // until it is bound
+    wr.remote = source;
+    wr.compare_add = random.Below(64);
+    wr.swap = uint64_t{transport::kAccessRemoteRead} << 32 | kPatternKey;
   } else if (wr.is_flush()) {
     const bool region = random.Chance(0.5);
     wr.bytes = 0;
@@ -89,9 +118,9 @@ void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory
     wr.bytes = 8;
     wr.remote = receiver.Allocate(8);
     wr.rkey = kTargetKey;
-    wr.sges = Split(source, 8, kPatternKey, false, nullptr, random);
+    wr.sges = Split(source, 8, random);
   } else {
-    wr.sges = Split(source, wr.bytes, kPatternKey, false, nullptr, random);
+    wr.sges = Split(source, wr.bytes, random);
     if (wr.is_write()) {
       wr.remote = receiver.Allocate(wr.bytes);
       wr.rkey = kTargetKey;
@@ -107,7 +136,7 @@ void Flow::PlanWr(Wr& wr, const Profile& profile, HostMemory& sender, HostMemory
 // Makes it wrong, and says how it has to fail.
 void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
   constexpr uint32_t kBadKeys[] = {kUnknownKey, kForeignKey, 0};
-  if (path_.xrc && wr.opcode != WrOpcode::kLocalInv && random.Chance(0.2)) {
+  if (path_.is_xrc() && !wr.is_local() && random.Chance(0.2)) {
     wr.srq = random.Chance(0.5) ? 0 : kSrqs[0] ^ 0x800000;
     wr.expected = WcStatus::kRemInvReqErr;
     return;
@@ -119,7 +148,7 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
       return;
     case 1:
       if (wr.is_inline) break;
-      wr.sges.assign(kMaxSges + 5, {kPatternBase, 0, kPatternKey});
+      wr.sges.assign(transport::kMaxSge + 1, {kPatternBase, 0, kPatternKey});
       wr.bytes = 0;
       wr.expected = WcStatus::kLocQpOpErr;
       return;
@@ -129,9 +158,7 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
       wr.expected = WcStatus::kLocProtErr;
       return;
     case 3:
-      if (wr.is_inline || wr.is_atomic() || wr.is_flush() || wr.opcode == WrOpcode::kLocalInv) {
-        break;
-      }
+      if (wr.is_inline || wr.is_atomic() || wr.is_flush() || wr.is_local()) break;
       wr.sges = {{kPatternBase, 0x80000000, kPatternKey}, {kPatternBase, 1, kPatternKey}};
       wr.huge = true;
       wr.expected = WcStatus::kLocLenErr;
@@ -152,6 +179,7 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
     default:
       break;
   }
+  if (path_.is_uc() && !wr.is_local()) return SpoilUcWr(wr, random);
   if (wr.is_write() || wr.is_read()) {
     if (wr.bytes == 0) return;  // the key is not looked at
     switch (random.Below(3)) {
@@ -201,38 +229,59 @@ void Flow::SpoilWr(Wr& wr, HostMemory& receiver, Random& random) {
     }
   } else if (wr.opcode == WrOpcode::kLocalInv) {
     wr.imm_or_inv = kTargetKey;
+    wr.bound_by = -1;
     wr.expected = WcStatus::kLocQpOpErr;
+  } else if (wr.opcode == WrOpcode::kBindMw) {
+    wr.swap = kUnknownKey;
+    wr.expected = WcStatus::kMwBindErr;
   } else if (wr.opcode == WrOpcode::kSendInv) {
     wr.imm_or_inv = random.Chance(0.5) ? kTargetKey : kUnknownKey;
     wr.expected = WcStatus::kRetryExcErr;  // there is no answer
   }
 }
 
-void Flow::PlanReceive(Wr& wr, const Profile& profile, HostMemory& receiver, Random& random) {
-  wr.receive = static_cast<uint32_t>(receives.size());
-  PlannedReceive& receive = receives.emplace_back();
-  receive.srq = wr.srq;
-  const uint32_t bytes = wr.is_send() ? wr.bytes + random.Below32(100) : 10;
-  const bool spoil = profile.bad_receive > 0 && random.Chance(profile.bad_receive) &&
-                     wr.expected == WcStatus::kSuccess;
-  if (spoil && wr.is_send() && wr.bytes > 0 && random.Chance(0.4)) {
-    receive.sges = Split(0, random.Below32(wr.bytes), kLocalKey, true, &receiver, random);
-    wr.expected = WcStatus::kRemInvReqErr;
+// What the other side does not take it drops, and nobody hears of it.
+void Flow::SpoilUcWr(Wr& wr, Random& random) {
+  constexpr WrOpcode kNotUc[] = {WrOpcode::kRdmaRead, WrOpcode::kSendInv, WrOpcode::kFetchAdd,
+                                 WrOpcode::kAtomicWrite};
+  if (wr.is_send() || random.Chance(0.3)) {
+    wr.opcode = kNotUc[random.Below(std::size(kNotUc))];
+    wr.expected = WcStatus::kLocQpOpErr;
     return;
   }
-  receive.sges = Split(0, bytes, kLocalKey, true, &receiver, random);
-  if (!spoil) return;
-  if (wr.is_send() && wr.bytes > 0 && random.Chance(0.5)) {
-    for (MemorySegment& sge : receive.sges) sge.key = kUnknownKey;
+  if (wr.bytes == 0) return;  // the key is not looked at
+  if (random.Chance(0.5)) {
+    wr.rkey = random.Chance(0.5) ? kUnknownKey : kLocalKey;
   } else {
-    receive.malformed = true;
+    wr.remote = kTargetBase - 1;
   }
-  wr.expected = WcStatus::kRemOpErr;
+  wr.refused = true;
+}
+
+// One for this message, as an application posts them that knows what comes.
+void Flow::PlanReceive(const Wr& wr, const Profile& profile, HostMemory& receiver, Random& random) {
+  PlannedReceive& receive = receives.Plan();
+  receive.bytes = wr.is_send() ? wr.bytes + random.Below32(100) : 10;
+  if (profile.bad_receive > 0 && random.Chance(profile.bad_receive) &&
+      wr.expected == WcStatus::kSuccess) {
+    if (wr.is_send() && wr.bytes > 0 && random.Chance(0.4)) {
+      receive.bytes = random.Below32(wr.bytes);
+    } else if (wr.is_send() && wr.bytes > 0 && random.Chance(0.5)) {
+      receive.bad_key = true;
+    } else {
+      receive.malformed = true;
+    }
+  }
+  receive.sges =
+      RandomTargets(receive.bytes, receive.bad_key ? kUnknownKey : kLocalKey, receiver, random);
 }
 
 void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sender,
-                HostMemory& receiver, std::span<const uint64_t> counters, Random& random) {
+                HostMemory& receiver, std::span<const uint64_t> counters, uint32_t connection,
+                uint32_t its_srq, Random& random) {
   path_ = path;
+  srq = its_srq;
+  receives.Reset(connection, 0);
   wrs.resize(random.Between(profile.max_wrs / 2, profile.max_wrs));
   for (Wr& wr : wrs) {
     PlanWr(wr, profile, sender, receiver, counters, random);
@@ -241,7 +290,8 @@ void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sen
     const bool reaches_qp =
         wr.expected == WcStatus::kSuccess || wr.expected == WcStatus::kRemAccessErr;
     if (reaches_qp && LacksRight(wr, path.access_flags)) {
-      wr.expected = WcStatus::kRemInvReqErr;
+      wr.refused = path.is_uc();
+      if (!path.is_uc()) wr.expected = WcStatus::kRemInvReqErr;
     }
     if (wr.is_answered() && path.max_rd_atomic == 0 && wr.expected != WcStatus::kLocLenErr) {
       wr.expected = WcStatus::kLocQpOpErr;
@@ -249,12 +299,17 @@ void Flow::Plan(const Profile& profile, const PathOptions& path, HostMemory& sen
     const bool local_error = wr.expected == WcStatus::kLocQpOpErr ||
                              wr.expected == WcStatus::kLocLenErr ||
                              wr.expected == WcStatus::kMwBindErr;
-    if (!local_error && wr.opcode != WrOpcode::kLocalInv) {
+    if (!local_error && !wr.is_local()) {
       wr.packets = wr.bytes == 0 ? 1 : (wr.bytes - 1) / path.mtu() + 1;
       total_packets_ += wr.packets;
     }
     // One that fails on this side takes no receive.
-    if (wr.takes_receive() && !local_error) PlanReceive(wr, profile, receiver, random);
+    if (!wr.takes_receive() || local_error || srq != 0 || path.is_xrc()) continue;
+    if (path.is_uc()) {
+      receives.PlanAny(profile, receiver, random);
+    } else {
+      PlanReceive(wr, profile, receiver, random);
+    }
   }
 }
 

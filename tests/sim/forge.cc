@@ -23,7 +23,9 @@ constexpr Opcode kOpcodes[] = {
 constexpr size_t kRcOpcodes = 25;
 static_assert(kOpcodes[kRcOpcodes - 1] == Opcode::kRcAtomicWrite);
 
-constexpr uint8_t kXrcOpcodes = 0xa0;  // from here on they are those of RC
+// From here on they are those of RC.
+constexpr uint8_t kXrcOpcodes = 0xa0;
+constexpr uint8_t kUcOpcodes = 0x20;
 
 constexpr uint32_t kKeys[] = {kPatternKey, kTargetKey, kLocalKey, kForeignKey, kUnknownKey, 0};
 
@@ -50,7 +52,12 @@ void World::Forge(Qp& qp) {
     transport::TransportHeaders headers;
     headers.bth.opcode =
         kOpcodes[random_.Below(random_.Chance(0.95) ? kRcOpcodes : std::size(kOpcodes))];
-    const bool xrc = qp.connection()->path.xrc && headers.bth.opcode <= Opcode::kRcSendOnlyInv;
+    const PathOptions& path_options = qp.connection()->path;
+    if (path_options.is_uc() && headers.bth.opcode <= Opcode::kRcWriteOnlyImm) {
+      headers.bth.opcode =
+          static_cast<Opcode>(static_cast<uint8_t>(headers.bth.opcode) | kUcOpcodes);
+    }
+    const bool xrc = path_options.is_xrc() && headers.bth.opcode <= Opcode::kRcSendOnlyInv;
     if (xrc) {
       headers.bth.opcode =
           static_cast<Opcode>(static_cast<uint8_t>(headers.bth.opcode) | kXrcOpcodes);

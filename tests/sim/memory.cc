@@ -75,6 +75,12 @@ MemoryStatus HostMemory::Invalidate(uint32_t key) {
   return is_region ? MemoryStatus::kNoRight : MemoryStatus::kBadKey;
 }
 
+MemoryStatus HostMemory::Bind(const transport::WindowBind& bind) {
+  if (!IsWindow(bind.new_key) || bind.region_key != kPatternKey) return MemoryStatus::kBadKey;
+  windows_[bind.new_key - kFirstWindow] = true;
+  return MemoryStatus::kOk;
+}
+
 std::span<const std::byte> HostMemory::Read(uint64_t address, uint64_t bytes) const {
   if (address < kTargetBase) return Pattern(address - kPatternBase, bytes);
   return std::span(targets_).subspan(address - kTargetBase, bytes);
@@ -129,7 +135,13 @@ MemoryStatus Port::Atomic(uint32_t rkey, uint64_t address,
 
 MemoryStatus Port::Invalidate(uint32_t rkey) {
   const MemoryStatus status = memory_.Invalidate(rkey);
-  if (status == MemoryStatus::kOk) watcher_.OnInvalidate(responder_, rkey);
+  watcher_.OnInvalidate(responder_, rkey, status == MemoryStatus::kOk);
+  return status;
+}
+
+MemoryStatus Port::Bind(const transport::WindowBind& bind) {
+  const MemoryStatus status = memory_.Bind(bind);
+  if (status == MemoryStatus::kOk) watcher_.OnBind(bind);
   return status;
 }
 

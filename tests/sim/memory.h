@@ -55,6 +55,7 @@ class HostMemory {
 
   MemoryStatus Check(uint32_t key, uint64_t address, uint64_t length, MemoryAccess access) const;
   MemoryStatus Invalidate(uint32_t key);
+  MemoryStatus Bind(const transport::WindowBind& bind);
   // The range must have passed Check.
   std::span<const std::byte> Read(uint64_t address, uint64_t bytes) const;
   void Write(uint64_t address, std::span<const std::byte> bytes);
@@ -84,7 +85,9 @@ class PortWatcher {
   // Returns a name for the operation, reported with OnAtomicExecuted.
   virtual uint64_t OnAtomic(uint64_t address, const transport::AtomicOperation& operation) = 0;
   virtual void OnAtomicExecuted(uint64_t name, uint64_t original) = 0;
-  virtual void OnInvalidate(bool responder, uint32_t key) = 0;
+  // `done`: the key was one that may be invalidated.
+  virtual void OnInvalidate(bool responder, uint32_t key, bool done) = 0;
+  virtual void OnBind(const transport::WindowBind& bind) = 0;
   // The sequence number of the request that is being handled.
   virtual uint64_t CurrentSequence() const = 0;
 };
@@ -106,6 +109,7 @@ class Port final : public transport::MemoryPort {
   MemoryStatus Atomic(uint32_t rkey, uint64_t address, const transport::AtomicOperation& operation,
                       Ticket* ticket) override;
   MemoryStatus Invalidate(uint32_t rkey) override;
+  MemoryStatus Bind(const transport::WindowBind& bind) override;
 
   struct Committed {
     Ticket ticket = 0;
@@ -115,6 +119,7 @@ class Port final : public transport::MemoryPort {
   size_t pending() const { return operations_.size() - first_; }
   // The ticket of the oldest.
   Ticket oldest() const { return operations_[first_].ticket; }
+  uint64_t oldest_sequence() const { return operations_[first_].sequence; }
   Committed CommitOldest();
   // Forgets all that is pending.
   void Clear();

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "transport/base/time.h"
+#include "transport/wire/opcode.h"
 
 namespace verbena::sim {
 
@@ -27,6 +28,9 @@ struct NetworkProfile {
   Duration delay = Duration::Microseconds(2);
   Duration jitter = Duration::Zero();  // uniform, reorders
   Duration long_delay = Duration::Milliseconds(20);
+
+  bool keeps_order() const { return duplicate == 0 && delayed == 0 && jitter == Duration::Zero(); }
+  bool is_perfect() const { return keeps_order() && loss == 0 && corrupt == 0 && burst_begin == 0; }
 };
 
 struct Profile {
@@ -55,7 +59,10 @@ struct Profile {
   bool expect_success = false;
   // Few buffers: the engine does not take all packets at once.
   double short_of_buffers = 0.1;
-  bool xrc = false;  // each half of a connection is one of XRC
+  transport::Service service = transport::Service::kRc;  // kXrc: each half is one of XRC
+  double srq = 0;             // per end of a connection: it takes receives from an SRQ
+  double small_receives = 0;  // per receive that is not meant for one message
+  double keys = 0;            // per WR more than usual: SEND with invalidate, LOCAL_INV, BIND_MW
 };
 
 inline void PrintTo(const Profile& profile, std::ostream* out) { *out << profile.name; }

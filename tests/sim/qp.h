@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One end of a connection in the simulation: requester and responder, their
-// memory ports, its receive queue, and what its application does with it. Plays
-// the part that nic_sim's Qp and Engine have in the device, and holds both
-// halves against the flows of the connection.
+// One end of a connection in the simulation: requester and responder (rc_qp.h,
+// uc_qp.h), their memory ports, where its receives come from, and what its
+// application does with it. Plays the part that nic_sim's Qp and Engine have in
+// the device, and holds both halves against the flows of the connection.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,9 +18,10 @@
 #include "tests/sim/network.h"
 #include "tests/sim/profile.h"
 #include "tests/sim/random.h"
-#include "transport/rc/requester.h"
-#include "transport/rc/responder.h"
+#include "tests/sim/receive_queue.h"
 #include "transport/wire/packet_builder.h"
+#include "transport/wire/packet_view.h"
+#include "transport/work_request.h"
 
 namespace verbena::sim {
 
@@ -49,12 +51,14 @@ class QpHost {
   virtual const Profile& profile() const = 0;
   virtual FramePool& frames() = 0;
   virtual void Send(int side, uint32_t frame) = 0;
+  // nullptr: that side has no such SRQ.
+  virtual ReceiveQueue* Srq(int side, uint32_t number) = 0;
   virtual void Fail(const std::string& what) = 0;
   virtual bool keeps_ladder() const = 0;
   virtual void Note(const std::string& line) = 0;
 };
 
-class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
+class Qp : public PortWatcher, public transport::ReceiveQueuePort {
  public:
   Qp(QpHost& host, HostMemory& memory, HostMemory& peer_memory, int side, uint32_t pair);
 
@@ -65,7 +69,7 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   void ToRtr();
   void ToRts();
   void ToSqd();
-  void Resume();
+  void Resume();  // from SQD or SQE
   void ToError();
 
   // --- Events.
@@ -79,7 +83,7 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   void Service();
 
   // When each has to be called; Time::Never() if not at all.
-  Time next_timeout() const { return halves_->requester.next_timeout(); }
+  virtual Time next_timeout() const { return Time::Never(); }
   bool HasPending(bool responder) const { return PortOf(responder).pending() != 0; }
   bool HasMoreToPost() const;
   bool wants_transmit() const { return wants_transmit_; }
@@ -90,22 +94,22 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
   int side() const { return side_; }
   Connection* connection() const { return connection_; }
   bool sends() const { return state_ >= QpState::kRts; }
-  bool receives() const { return state_ >= QpState::kRtr && state_ <= QpState::kSqd; }
+  bool receives() const { return state_ >= QpState::kRtr && state_ <= QpState::kSqe; }
   // "A0": side and pair.
   std::string Name() const { return (side_ == 0 ? "A" : "B") + std::to_string(pair_); }
   // The engine did not run for `gap`.
-  void ShiftDeadlines(Duration gap) {
-    if (state_ >= QpState::kRts) halves_->requester.ShiftDeadlines(gap);
-  }
+  virtual void ShiftDeadlines(Duration) {}
   // All posted and completed.
   bool IsIdle() const;
-  // All WRs of the connection have succeeded: nothing may be left.
+  // All WRs of the connection are over: nothing may be left.
   void CheckAllDone();
+  // Nothing is under way any more, in the network neither.
+  virtual void CheckAtEnd() {}
   // For failures: how far it came.
   std::string Describe() const;
-  Psn una_psn() const { return halves_->requester.una_psn(); }
-  Psn next_psn() const { return halves_->requester.next_psn(); }
-  Psn expected_psn() const { return halves_->responder.expected_psn(); }
+  virtual Psn una_psn() const = 0;
+  virtual Psn next_psn() const = 0;
+  virtual Psn expected_psn() const = 0;
   uint64_t packets() const { return packets_; }
   uint64_t errors() const { return errors_; }
 
@@ -114,73 +118,133 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
                MemoryAccess access) override;
   uint64_t OnAtomic(uint64_t address, const transport::AtomicOperation& operation) override;
   void OnAtomicExecuted(uint64_t name, uint64_t original) override;
-  void OnInvalidate(bool responder, uint32_t key) override;
+  void OnInvalidate(bool responder, uint32_t key, bool done) override;
+  void OnBind(const transport::WindowBind& bind) override;
   uint64_t CurrentSequence() const override { return handling_; }
   // ReceiveQueuePort.
   bool Select(transport::SrqNumber number) override;
   bool Take(transport::RecvRequest* request) override;
-  void PutBack() override { --receives_taken_; }
+  void PutBack() override;
 
- private:
-  struct Halves {
-    Halves(const transport::RcRequester::Capacity& capacity, HostMemory& memory, Qp& qp)
-        : requester_port(memory, qp, false),
-          responder_port(memory, qp, true),
-          requester(capacity, requester_port),
-          responder(responder_port, qp) {}
-    Port requester_port;
-    Port responder_port;
-    transport::RcRequester requester;
-    transport::RcResponder responder;
+ protected:
+  // A receive that was taken and has not completed.
+  struct Taken {
+    const PlannedReceive* receive;
+    uint64_t wr_id;
+    uint32_t srq;
+    Wr* wr;                    // the message that it is for; nullptr: flushed, or not known yet
+    bool delivered = false;    // UC: the message is complete
+    size_t writes_before = 0;  // UC: WRITEs that must be visible with it
   };
+
+  // --- The two halves, with what is demanded of them.
+  virtual void MakeMachines() = 0;
+  virtual void ResetMachines() = 0;
+  virtual void StartResponder() = 0;
+  virtual void StartRequester() = 0;
+  virtual void Drain() = 0;
+  virtual void ResumeMachines() = 0;
+  virtual void FlushMachines() = 0;
+
+  // What was accepted by CanPost: `posted_` was moved over it.
+  virtual bool CanPost() const = 0;
+  virtual void Post(uint32_t index) = 0;
+  // WRs posted and not over.
+  virtual uint32_t outstanding() const = 0;
+  virtual bool drained() const = 0;
+  // Everything before this sequence number is over.
+  virtual uint64_t una() const = 0;
+
+  virtual void ReceiveRequest(const PacketView& packet, uint64_t sequence) = 0;
+  virtual void ReceiveResponse(const PacketView& packet, bool is_old) = 0;
+  virtual void HandleReserved(Psn psn) = 0;
+  virtual void HandleTimeout() {}
+  virtual void HandleCommitted(bool responder, Ticket ticket) = 0;
+  virtual void HandleAtomicCommitted(Ticket ticket, uint64_t original) = 0;
+  virtual void HandlePlacementFailed(bool responder, Ticket ticket, MemoryStatus why) = 0;
+  virtual bool PollPacket(transport::TxPacket* packet, bool* is_response) = 0;
+  // The payload of the packet, and of those before it, was read.
+  virtual void HandleFetched(Psn, bool) {}
+  virtual void HandleFetchFailed(Psn psn, bool is_response, MemoryStatus why) = 0;
+  virtual bool PollRecvCompletion(Completion* completion) = 0;
+  virtual bool PollSendCompletion(Completion* completion) = 0;
+  // Moves the QP to the state that a failure leads to; false: nothing has
+  // failed.
+  virtual bool TakeFailure() = 0;
+
+  virtual void CheckPacket(bool is_response, const transport::TxPacket& packet,
+                           const std::span<const std::byte>* payload) = 0;
+  virtual void CheckPlacement(const MemorySegment& to, std::span<const std::byte> bytes,
+                              MemoryAccess access) = 0;
+  // The responder takes `taken` while it handles handling_.
+  virtual void CheckTake(Taken& taken) = 0;
+  virtual void CheckInvalidate(uint32_t key, bool done) = 0;
+  // The WR is over, with success.
+  virtual void CheckDone(const Wr& wr) = 0;
+  // Is this an end that the WR may have without being wrong?
+  virtual bool MayFail(const Wr& wr, WcStatus status) const = 0;
+  // A receive with success or an error of its own.
+  virtual void CheckReceived(const Completion& completion, const Taken& taken,
+                             const std::string& who) = 0;
+  // All of its message was executed.
+  virtual bool IsWhole(const Taken& taken) const = 0;
+  virtual void CheckAllReceived() = 0;
 
   Flow& out() const { return connection_->flows[side_]; }
   Flow& in() const { return connection_->flows[1 - side_]; }
   bool out_checked() const { return connection_ != nullptr && !out().tainted; }
   bool in_checked() const { return connection_ != nullptr && !in().tainted; }
-  Port& PortOf(bool responder) const {
-    return responder ? halves_->responder_port : halves_->requester_port;
-  }
-  bool is_xrc() const { return connection_ != nullptr && connection_->path.xrc; }
-  uint64_t una() const { return out().ToSequence(una_psn(), out().next); }
+  Port& PortOf(bool responder) { return responder ? responder_port_ : requester_port_; }
+  const Port& PortOf(bool responder) const { return responder ? responder_port_ : requester_port_; }
+  bool is_xrc() const { return connection_ != nullptr && connection_->path.is_xrc(); }
   void Check(const std::string& wrong);
   void Wrong(const std::string& what);
+  void Note(const char* what);
   void TakeAway(uint32_t key);
-  transport::RcRequesterConfig RequesterConfig() const;
-  transport::RcResponderConfig ResponderConfig() const;
-
-  void ReceiveRequest(const PacketView& packet, bool is_old);
-  void ReceiveResponse(const PacketView& packet, bool is_old);
-  void NoteRnrNak(const PacketView& packet, uint64_t rnr_naks_before);
-  void PostSend(uint32_t index);
-  void Transmit();
-  void Build(const transport::TxPacket& packet, bool is_response);
-  void FetchFailed(Psn psn, bool is_response, MemoryStatus why);
-  void FlushBurst();
-  void CheckTransmit(bool is_response, const transport::TxPacket& packet,
-                     const std::span<const std::byte>* payload);
-  void Poll();
-  void OnSendCompletion(const Completion& completion);
-  void OnRecvCompletion(const Completion& completion);
-  bool MayFail(const Wr& wr, WcStatus status) const;
-  void CheckRetries(const transport::TransportCounters& before);
-  void CheckFlushed();
-  void CheckSqd();
+  transport::SendRequest RequestOf(uint32_t index) const;
+  void CheckMessageFields(const Completion& completion, const Wr& wr, const std::string& who);
 
   QpHost& host_;
   HostMemory& memory_;
   HostMemory& peer_memory_;
   const int side_;
   const uint32_t pair_;
-  std::unique_ptr<Halves> halves_;
-  transport::PacketTemplate path_;
-  transport::RcRequester::Capacity capacity_;
+  Port requester_port_;
+  Port responder_port_;
 
   QpState state_ = QpState::kReset;
+  Connection* connection_ = nullptr;
+
+  // While a request is handled: its sequence number.
+  uint64_t handling_ = kNoSequence;
+  bool handling_old_ = false;  // it belongs to an earlier connection
+
+  uint32_t posted_ = 0;            // of out().wrs
+  uint32_t next_wr_ = 0;           // the next that may complete
+  ReceiveQueue* queue_ = nullptr;  // where receives are taken from; XRC: once it is selected
+  std::deque<Taken> taken_;
+  bool wants_transmit_ = false;
+  bool send_failed_ = false;
+  bool recv_failed_ = false;
+  const Wr* fault_ = nullptr;  // the request whose placement failed
+
+ private:
+  void PostReceives();
+  void Transmit();
+  void Build(const transport::TxPacket& packet, bool is_response);
+  void FetchFailed(Psn psn, bool is_response, MemoryStatus why);
+  void FlushBurst();
+  void Poll();
+  void OnSendCompletion(const Completion& completion);
+  void OnRecvCompletion(const Completion& completion);
+  void CheckFlushed();
+  void CheckSqd();
+  template <typename IsIt>
+  Wr* FindLocal(IsIt is_it);
+
+  transport::PacketTemplate path_;
   uint32_t qpn_ = 0;
   uint32_t peer_qpn_ = 0;
-  Connection* connection_ = nullptr;
-  bool wants_transmit_ = false;
 
   // Packets built and not sent yet: their payload may turn out to be unreadable.
   struct Outgoing {
@@ -190,27 +254,6 @@ class Qp final : public PortWatcher, public transport::ReceiveQueuePort {
     bool failed;
   };
   std::vector<Outgoing> burst_;
-
-  // While a request is handled: its sequence number.
-  uint64_t handling_ = kNoSequence;
-  bool handling_old_ = false;  // it belongs to an earlier connection
-
-  uint32_t posted_ = 0;           // of out().wrs
-  uint32_t next_wr_ = 0;          // the next that may complete
-  uint32_t receives_posted_ = 0;  // of in().receives
-  uint32_t receives_taken_ = 0;
-  uint32_t selected_srq_ = 0;  // XRC
-  uint32_t next_receive_ = 0;  // the next that may complete
-  uint32_t next_message_ = 0;  // of in().wrs: the next that completes a receive
-  bool send_failed_ = false;
-  bool recv_failed_ = false;
-
-  // The requester's counters at the last progress.
-  uint64_t progress_rounds_ = 0;
-  uint64_t progress_rnr_ = 0;
-  bool retries_exceeded_ = false;
-  Time rnr_until_ = Time::Zero();  // nothing is sent before, unless una moves
-  uint64_t rnr_una_ = kNoSequence;
 
   uint64_t packets_ = 0;
   uint64_t errors_ = 0;

@@ -12,7 +12,7 @@
 namespace verbena::sim {
 namespace {
 
-constexpr uint64_t kSeeds = 12'000;
+constexpr uint64_t kSeeds = 15'000;
 constexpr size_t kLadderLines = 100;
 
 class RcSimTest : public ::testing::TestWithParam<Profile> {};

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tests/sim/rc_qp.h"
+#include "tests/sim/uc_qp.h"
 #include "transport/wire/describe.h"
 
 namespace verbena::sim {
@@ -13,6 +15,7 @@ namespace {
 
 constexpr int kMaxEvents = 2'000'000;
 constexpr uint32_t kFirstQpn = 0x10;
+constexpr uint32_t kSrqWrIds = 0x8000'0000;
 
 PathOptions RandomPath(const Profile& profile, Random& random) {
   PathOptions path;
@@ -21,7 +24,7 @@ PathOptions RandomPath(const Profile& profile, Random& random) {
   // In profiles that must succeed retries never run out.
   path.retry_cnt = static_cast<uint8_t>(profile.expect_success ? 7 : random.Between(0, 7));
   path.rnr_retry = profile.rnr_retry;
-  path.xrc = profile.xrc;
+  path.service = profile.service;
   path.min_rnr_timer = static_cast<uint8_t>(random.Between(1, 8));
   path.max_rd_atomic = static_cast<uint8_t>(random.Between(1, 8));
   path.access_flags = transport::kAccessRemoteWrite | transport::kAccessRemoteRead |
@@ -54,9 +57,17 @@ World::World(const Profile& profile, uint64_t seed, bool keep_ladder)
     host.by_qpn.resize(kFirstQpn + pairs_.size() + 2);
     for (uint32_t qpn = kFirstQpn; qpn < host.by_qpn.size(); ++qpn) host.free_qpns.push_back(qpn);
     host.scheduled.resize(pairs_.size());
+    for (uint32_t i = 0; i < std::size(kSrqs); ++i) {
+      host.srqs[i].queue.Reset(kSrqWrIds + i, kSrqs[i]);
+      host.srqs[i].level = static_cast<uint32_t>(random_.Between(1, 8));
+    }
     for (uint32_t pair = 0; pair < pairs_.size(); ++pair) {
-      host.qps.push_back(
-          std::make_unique<Qp>(*this, host.memory, hosts_[1 - side].memory, side, pair));
+      HostMemory& peer = hosts_[1 - side].memory;
+      if (profile.service == transport::Service::kUc) {
+        host.qps.push_back(std::make_unique<UcQp>(*this, host.memory, peer, side, pair));
+      } else {
+        host.qps.push_back(std::make_unique<RcQp>(*this, host.memory, peer, side, pair));
+      }
     }
   }
   for (uint32_t pair = 0; pair < pairs_.size(); ++pair) {
@@ -144,6 +155,37 @@ void World::Arrive(int side, uint32_t number) {
   frames_.Give(number);
 }
 
+// --- SRQs
+
+ReceiveQueue* World::Srq(int side, uint32_t number) {
+  for (SharedQueue& srq : hosts_[side].srqs) {
+    if (srq.queue.srq() == number) return &srq.queue;
+  }
+  return nullptr;
+}
+
+// The application posts to the SRQs that are in use.
+void World::FillSrqs(int side) {
+  if (profile_.srq == 0 && profile_.service != transport::Service::kXrc) return;
+  for (uint32_t i = 0; i < std::size(kSrqs); ++i) {
+    SharedQueue& srq = hosts_[side].srqs[i];
+    if (srq.scheduled || srq.queue.available() >= srq.level) continue;
+    srq.scheduled = true;
+    Schedule(Duration::Microseconds(1) + random_.UpTo(Duration::Microseconds(60)),
+             EventKind::kPostSrq, side, i, 0);
+  }
+}
+
+void World::PostToSrq(int side, uint32_t index) {
+  SharedQueue& srq = hosts_[side].srqs[index];
+  srq.scheduled = false;
+  while (srq.queue.available() < srq.level && random_.Chance(profile_.receives_posted)) {
+    srq.queue.PlanAny(profile_, hosts_[side].memory, random_);
+    srq.queue.Post();
+  }
+  FillSrqs(side);
+}
+
 // --- Connections
 
 void World::AssignQpn(Qp& qp) {
@@ -170,17 +212,25 @@ void World::Connect(uint32_t pair) {
   Connection& connection = connections_.emplace_back();
   connection.number = static_cast<uint32_t>(connections_.size());
   connection.path = RandomPath(profile_, random_);
+  // Few of them for many pairs.
+  const auto random_srq = [this]() -> uint32_t {
+    if (profile_.srq == 0 || !random_.Chance(profile_.srq)) return 0;
+    return kSrqs[random_.Chance(0.8) ? 0 : random_.Below(std::size(kSrqs))];
+  };
   for (int side = 0; side < 2; ++side) {
     Flow& flow = connection.flows[side];
     flow.Plan(profile_, connection.path, hosts_[side].memory, hosts_[1 - side].memory,
-              hosts_[1 - side].counters, random_);
+              hosts_[1 - side].counters, connection.number, random_srq(), random_);
     PlaceFlow(flow);
   }
   for (int side = 0; side < 2; ++side) {
     Qp& qp = At(side, pair);
     qp.Connect(&connection, At(1 - side, pair).qpn());
     const Duration to_rtr = random_.UpTo(Duration::Microseconds(30));
-    const Duration to_rts = to_rtr + random_.UpTo(Duration::Microseconds(30));
+    // What must arrive is not sent before the other side is in RTR.
+    const bool is_safe = connection.path.is_uc() && profile_.network.is_perfect();
+    const Duration to_rts =
+        (is_safe ? Duration::Microseconds(30) : to_rtr) + random_.UpTo(Duration::Microseconds(30));
     Schedule(to_rtr, EventKind::kRtr, side, pair, connection.number);
     Schedule(to_rts, EventKind::kRts, side, pair, connection.number);
     AfterEvent(qp);
@@ -300,11 +350,17 @@ void World::AfterEvent(Qp& qp) {
     scheduled.transmit = true;
     schedule(Duration::Microseconds(1), EventKind::kTransmit);
   }
+  if (qp.state() == QpState::kSqe && !scheduled.resume) {
+    scheduled.resume = true;
+    schedule(random_.UpTo(Duration::Microseconds(300)), EventKind::kResume);
+  }
+  FillSrqs(qp.side());
   CheckPairIdle(qp.pair());
 }
 
 void World::Handle(const Event& event) {
   if (event.kind == EventKind::kArrive) return Arrive(event.side, event.what);
+  if (event.kind == EventKind::kPostSrq) return PostToSrq(event.side, event.what);
   Qp& qp = At(event.side, event.what);
   Scheduled& scheduled = hosts_[event.side].scheduled[event.what];
   const bool current = qp.connection() != nullptr && qp.connection()->number == event.connection;
@@ -344,7 +400,8 @@ void World::Handle(const Event& event) {
                event.what, event.connection);
       break;
     case EventKind::kResume:
-      if (current && qp.state() == QpState::kSqd) qp.Resume();
+      scheduled.resume = false;
+      if (current && (qp.state() == QpState::kSqd || qp.state() == QpState::kSqe)) qp.Resume();
       break;
     case EventKind::kForge:
       if (current && qp.state() >= QpState::kRtr) Forge(qp);
@@ -353,6 +410,7 @@ void World::Handle(const Event& event) {
       if (current) TearDown(qp);
       break;
     case EventKind::kArrive:
+    case EventKind::kPostSrq:
       break;
   }
   AfterEvent(qp);
@@ -372,6 +430,8 @@ void World::Stall() {
 // Nothing is going to happen any more: everything must have come to its end.
 void World::CheckEnd() {
   for (uint32_t pair = 0; pair < pairs_.size(); ++pair) {
+    At(0, pair).CheckAtEnd();
+    At(1, pair).CheckAtEnd();
     if (pairs_[pair].closed) continue;
     Fail("pair " + std::to_string(pair) + " hangs: A " + At(0, pair).Describe() + "; B " +
          At(1, pair).Describe());

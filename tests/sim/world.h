@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// World: one seeded run of 1 to 64 pairs of RC QPs on two hosts, in virtual
+// World: one seeded run of 1 to 64 pairs of RC, XRC or UC QPs on two hosts, in virtual
 // time. The network loses, duplicates, delays, reorders and corrupts; memory
 // commits late, out of phase or fails; applications post, drain, break, reset,
 // destroy and re-use QPs (with packets of earlier connections still under way);
@@ -11,6 +11,10 @@
 //     early (RNR wait, fence, SQD, max_rd_atomic);
 //   - execution: every packet exactly once, in order, to the right place; no byte
 //     outside the targets, nothing of an earlier connection, atomics once;
+//   - receives, own ones and those of SRQs: each is taken once and completes once,
+//     at the QP that took it, in order;
+//   - UC: exactly what arrives in one run is delivered, everything else vanishes
+//     without a trace (uc_receiver.h); nobody waits;
 //   - answers: only to what was executed and is visible, with the right MSN;
 //   - it comes to an end, with nothing left.
 // The same profile and seed give the same run.
@@ -18,6 +22,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <queue>
 #include <string>
@@ -62,6 +67,7 @@ class World final : public QpHost {
   const Profile& profile() const override { return profile_; }
   FramePool& frames() override { return frames_; }
   void Send(int side, uint32_t frame) override;
+  ReceiveQueue* Srq(int side, uint32_t number) override;
   void Fail(const std::string& what) override;
   bool keeps_ladder() const override { return keep_ladder_; }
   void Note(const std::string& line) override;
@@ -81,6 +87,7 @@ class World final : public QpHost {
     kResume,
     kForge,
     kTearDown,
+    kPostSrq,  // `what`: index of the SRQ
   };
   struct Event {
     Time time;
@@ -100,6 +107,12 @@ class World final : public QpHost {
     bool post = false;
     bool transmit = false;
     bool commit[2] = {false, false};
+    bool resume = false;
+  };
+  struct SharedQueue {
+    ReceiveQueue queue;
+    uint32_t level = 0;      // receives that the application keeps posted
+    bool scheduled = false;  // kPostSrq
   };
   struct Host {
     HostMemory memory;
@@ -109,6 +122,7 @@ class World final : public QpHost {
     std::vector<Qp*> by_qpn;
     std::vector<uint32_t> free_qpns;
     std::vector<uint64_t> counters;
+    SharedQueue srqs[std::size(kSrqs)];
   };
   struct Pair {
     uint32_t connections_left = 0;
@@ -122,6 +136,8 @@ class World final : public QpHost {
   void Arrive(int side, uint32_t frame);
   void AfterEvent(Qp& qp);
   void AssignQpn(Qp& qp);
+  void FillSrqs(int side);
+  void PostToSrq(int side, uint32_t index);
   void Connect(uint32_t pair);
   void PlaceFlow(Flow& flow);
   void BeginEnd(uint32_t pair);

@@ -152,6 +152,7 @@ Verdict RcResponder::CheckReceive(const PacketView& packet) {
     if (!receive_queue_.Take(&receive_)) return Verdict::kRnrNak;
     assert(!has_receive_);
     has_receive_ = true;
+    if (traits.begins_message()) message_psn_ = packet.psn();
     rx_sge_ = rx_sge_used_ = 0;
     receive_bytes_ = 0;
     if (receive_.malformed || receive_.sge_count > kMaxSge) return Verdict::kReceiveFault;
@@ -212,7 +213,6 @@ MemoryStatus RcResponder::PlaceIntoReceive(std::span<const std::byte> payload, b
 
 Verdict RcResponder::ExecuteSend(const PacketView& packet) {
   const OpcodeTraits& traits = packet.traits();
-  if (traits.begins_message()) message_psn_ = packet.psn();
   if (PlaceIntoReceive(packet.payload(), traits.ends_message()) != MemoryStatus::kOk) {
     return Verdict::kReceiveFault;
   }

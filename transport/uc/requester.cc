@@ -175,12 +175,12 @@ void UcRequester::HandleFetched(Psn psn) {
 }
 
 // The message that the packet belongs to is the first that is not read to its
-// end.
+// end. What is behind it is flushed, also if it has failed by itself meanwhile.
 void UcRequester::HandleFetchFailed(Psn psn) {
   bool first = true;
   for (uint32_t i = 0; i < sent_.size(); ++i) {
     Sent& sent = sent_[i];
-    if (sent.done || (sent.out && Psn::Distance(psn, sent.last_psn) < 0)) continue;
+    if (first && (sent.done || (sent.out && Psn::Distance(psn, sent.last_psn) < 0))) continue;
     Fail(sent, first ? WcStatus::kLocProtErr : WcStatus::kWrFlushErr);
     first = false;
   }

@@ -72,6 +72,7 @@ UcResponder::Verdict UcResponder::HandleRequest(const PacketView& packet) {
 UcResponder::Verdict UcResponder::Begin(const PacketView& packet) {
   const OpcodeTraits& traits = packet.traits();
   kind_ = OperationKind::kNone;
+  before_ = last_ticket_;
   done_ = 0;
   if (traits.is_send()) {
     if (!TakeReceive()) return Verdict::kNoReceive;
@@ -166,6 +167,7 @@ void UcResponder::EndMessage(const PacketView& packet) {
   Received& received = received_.push_back();
   received = {.wr_id = receive_.wr_id,
               .ticket = last_ticket_,
+              .before = before_,
               .wqe_index = receive_.wqe_index,
               .imm = 0,
               .byte_len = done_,
@@ -184,6 +186,7 @@ void UcResponder::FailReceive(WcStatus status) {
   has_receive_ = false;
   received_.push_back() = {.wr_id = receive_.wr_id,
                            .ticket = last_ticket_,
+                           .before = before_,
                            .wqe_index = receive_.wqe_index,
                            .imm = 0,
                            .byte_len = 0,
@@ -195,6 +198,8 @@ void UcResponder::FailReceive(WcStatus status) {
 
 void UcResponder::HandleCommitted(Ticket ticket) { committed_ = std::max(committed_, ticket); }
 
+// LOC_PROT_ERR for the receive whose message was not placed; those behind it are
+// flushed, and all of them if it was a WRITE.
 void UcResponder::HandlePlacementFailed(Ticket ticket) {
   if (ticket == 0 || last_ticket_ < ticket) return;
   committed_ = std::max(committed_, ticket - 1);
@@ -202,16 +207,14 @@ void UcResponder::HandlePlacementFailed(Ticket ticket) {
   for (uint32_t i = 0; i < received_.size(); ++i) {
     Received& received = received_[i];
     if (received.ticket < ticket) continue;
-    if (received.status == WcStatus::kSuccess) {
-      const bool mine = !is_receive_fault && received.opcode == WcOpcode::kRecv;
-      received.status = mine ? WcStatus::kLocProtErr : WcStatus::kWrFlushErr;
-      is_receive_fault |= mine;
-    }
+    const bool mine = ticket > received.before && received.opcode == WcOpcode::kRecv;
+    received.status = mine ? WcStatus::kLocProtErr : WcStatus::kWrFlushErr;
+    is_receive_fault |= mine;
     received.ticket = committed_;  // nothing will be heard of the later ones
   }
   last_ticket_ = committed_;
   tickets_void_ = true;
-  if (!is_receive_fault && kind_ == OperationKind::kSend) {
+  if (!is_receive_fault && kind_ == OperationKind::kSend && ticket > before_) {
     is_receive_fault = true;
     FailReceive(WcStatus::kLocProtErr);
   }

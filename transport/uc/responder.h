@@ -76,6 +76,7 @@ class UcResponder {
   struct Received {
     uint64_t wr_id;
     Ticket ticket;  // waits for this
+    Ticket before;  // the last one of what came before the message
     uint32_t wqe_index;
     uint32_t imm;
     uint32_t byte_len;
@@ -111,6 +112,7 @@ class UcResponder {
 
   // The message in progress; kNone between messages and while one is dropped.
   OperationKind kind_ = OperationKind::kNone;
+  Ticket before_ = 0;     // the last ticket when it began
   uint32_t done_ = 0;     // bytes placed
   uint32_t length_ = 0;   // WRITE: of the RETH
   uint64_t address_ = 0;  // WRITE

@@ -860,6 +860,20 @@ TEST_F(RcResponderTest, LateFailureOfAWrite) {
   EXPECT_THAT(side->events, ElementsAre(AsyncEventType::kCommEst, kAccessErr));
 }
 
+// The receive was taken after the WRITE: it is not its buffer that failed.
+TEST_F(RcResponderTest, LateFailureOfAWriteBeforeAMessageThatDoesNotFit) {
+  side->memory.set_deferred(true);
+  PostReceive(4);
+  Send(kRcWriteOnly, 8, 8);
+  Send(kRcSendOnly, 8);
+  side->Commit(now, true);
+  EXPECT_EQ(OnlySyndrome(kFirst), kOperational);
+  side->Poll();
+  ASSERT_THAT(side->recv_completions, SizeIs(1));
+  EXPECT_EQ(side->recv_completions[0].status, WcStatus::kWrFlushErr);
+  EXPECT_THAT(side->events, ::testing::Contains(kAccessErr));
+}
+
 TEST_F(RcResponderTest, UnmappedPageUnderARead) {
   side->memory.AddRegion(0x500, 0, 4096);
   Send(kRcReadRequest, 0, 1000, 0x500, 0);

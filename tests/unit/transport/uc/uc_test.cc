@@ -127,6 +127,17 @@ TEST_F(UcTest, PayloadThatCannotBeReadFailsItsMessageOnly) {
   EXPECT_TRUE(pair_.requester.failed());
 }
 
+TEST_F(UcTest, AWrongWrBehindAMessageThatCannotBeReadIsFlushed) {
+  pair_.Post(1, WrOpcode::kSend, 10);
+  TxPacket packet;
+  ASSERT_TRUE(pair_.requester.PollTransmit(&packet));
+  pair_.Post(2, WrOpcode::kRdmaRead, 10);
+  EXPECT_FALSE(pair_.Sent().has_value());
+  pair_.requester.HandleFetchFailed(packet.psn);
+  EXPECT_EQ(pair_.Sent()->status, WcStatus::kLocProtErr);
+  EXPECT_EQ(pair_.Sent()->status, WcStatus::kWrFlushErr);
+}
+
 TEST_F(UcTest, ALostPacketLosesItsMessageAndTheReceiveServesTheNext) {
   FillSource(4);
   pair_.Receive(1, 700);
@@ -239,6 +250,49 @@ TEST_F(UcTest, ACompletionWaitsForItsPlacementAndALateFaultEndsTheConnection) {
   const auto second = pair_.Received();
   ASSERT_TRUE(second.has_value());
   EXPECT_EQ(second->status, WcStatus::kLocProtErr);
+}
+
+// IBTA Vol 1 §10.7.3.2: only the receive whose buffer it was fails itself.
+TEST_F(UcTest, ALateFaultUnderAWriteFlushesTheReceivesBehindIt) {
+  for (const WrOpcode write : {WrOpcode::kRdmaWrite, WrOpcode::kRdmaWriteImm}) {
+    UcPair pair;
+    pair.deferred = true;
+    pair.memory.set_deferred(true);
+    pair.Receive(1, 100);
+    pair.Receive(2, 100);
+    pair.Post(1, write, 100);
+    pair.Deliver(pair.TransmitAll()[0]);
+    pair.Post(2, WrOpcode::kSend, 100);
+    pair.Deliver(pair.TransmitAll()[0]);
+    AsyncEventType event;
+    ASSERT_TRUE(pair.responder.PollEvent(&event));
+    EXPECT_EQ(event, AsyncEventType::kCommEst);
+    pair.Commit(/*fail=*/true);
+    EXPECT_TRUE(pair.responder.failed());
+    ASSERT_TRUE(pair.responder.PollEvent(&event));
+    EXPECT_EQ(event, AsyncEventType::kQpAccessErr);
+    pair.responder.Flush();
+    for (const uint64_t wr_id : {1u, 2u}) {
+      const auto received = pair.Received();
+      ASSERT_TRUE(received.has_value());
+      EXPECT_EQ(received->wr_id, wr_id);
+      EXPECT_EQ(received->status, WcStatus::kWrFlushErr);
+    }
+  }
+}
+
+TEST_F(UcTest, ALateFaultBehindABadReceiveFailsOneReceiveOnly) {
+  pair_.deferred = true;
+  pair_.memory.set_deferred(true);
+  pair_.Receive(1, 100);
+  pair_.receives.Post(2, {{.address = kUcBase, .length = 100, .key = 0x999}});
+  for (uint64_t i = 1; i <= 2; ++i) {
+    pair_.Post(i, WrOpcode::kSend, 100);
+    pair_.Deliver(pair_.TransmitAll()[0]);
+  }
+  pair_.Commit(/*fail=*/true);
+  EXPECT_EQ(pair_.Received()->status, WcStatus::kLocProtErr);
+  EXPECT_EQ(pair_.Received()->status, WcStatus::kWrFlushErr);
 }
 
 TEST_F(UcTest, TheFirstPacketTellsThatThePeerIsThere) {
