@@ -21,8 +21,8 @@ constexpr int kFinding = 2;
 bool IsFinding(const std::exception& error) {
   const std::string_view what = error.what();
   for (const char* words :
-       {"wrong byte", "outside the message", "differ from the model", "too many", "original value",
-        "no completion", "leak", "out of order"}) {
+       {"wrong byte", "outside the message", "differ from the model", "wrong bytes", "too many",
+        "original value", "no completion", "leak", "out of order"}) {
     if (what.find(words) != std::string_view::npos) return true;
   }
   return false;

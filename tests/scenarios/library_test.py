@@ -18,9 +18,6 @@ FILES = sorted(glob.glob(os.path.join(HERE, "*.toml")))
 REPEAT = os.environ.get("VERBENA_SCENARIO_REPEAT", "1")
 # How many at a time: most of them wait for timers, not for a CPU.
 AT_ONCE = int(os.environ.get("VERBENA_SCENARIO_JOBS", "3"))
-# Their ACK timeouts are milliseconds: an engine that the thread sanitizer makes ten times slower sends
-# everything again before the first answer.
-SHORT_TIMEOUTS = {"link_flap.toml", "loss_on_one_qp.toml", "rnr_storm.toml"}
 
 
 def shard(files):
@@ -36,9 +33,7 @@ def shard(files):
 class Library(unittest.TestCase):
 
     def test_all_scenarios_come_out_as_expected(self):
-        slow = "TSAN_OPTIONS" in os.environ
-        waiting = [path for path in shard(FILES)
-                   if not (slow and os.path.basename(path) in SHORT_TIMEOUTS)]
+        waiting = shard(FILES)
         running = {}
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
