@@ -44,7 +44,7 @@ class Packages(unittest.TestCase):
         out = os.path.join(cls.folder, "out")
         status, output = run(
             ["/usr/bin/python3", "-B", os.path.join(TREE, "tools/packaging/package.py"), "--from",
-             built_tree(), "--out", out], limit=120)
+             built_tree(), "--out", out], limit=240)
         if status != 0:
             raise AssertionError(f"package.py: {status}\n{output}")
         cls.tar, = glob.glob(out + "/*.tar.gz")
