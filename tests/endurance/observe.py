@@ -115,9 +115,16 @@ def memory_kib(pid):
 
 
 def anonymous_kib(pid):
-    """Resident memory that belongs to no file or memfd: heap and stacks. DPDK's packets are not."""
-    found = re.search(r"(?m)^RssAnon:\s+(\d+) kB", _read(f"/proc/{pid}/status"))
-    return int(found.group(1)) if found else 0
+    """Resident memory of heap and stacks. Not that of files, memfds (DPDK's packets) and of mappings
+    of 32 MiB and more: tables of a fixed size, whose keys are used one after the other, so that
+    their pages are touched for the first time long after the start."""
+    total = 0
+    for part in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", _read(f"/proc/{pid}/smaps")):
+        size = re.search(r"(?m)^Size:\s+(\d+) kB", part)
+        resident = re.search(r"(?m)^Anonymous:\s+(\d+) kB", part)
+        if size and resident and int(size.group(1)) < 32768:
+            total += int(resident.group(1))
+    return total
 
 
 def mapped_memfds(pid):
