@@ -35,8 +35,8 @@ EPISODE_SECONDS = 12
 LIMIT = 120.0  # of a program that nobody harmed; the machine may be busy
 GRACE = 45.0  # from the last harm to the end of what was harmed
 SETTLE_SECONDS = 15
-# Of the engine's own memory between two calms: trace rings fill for the first time (6 MiB). A thread sanitizer keeps four shadow bytes for each,
-# the address sanitizer keeps what was freed.
+# Of the engine's own memory between two calms; trace rings fill for the first time (6 MiB). A thread
+# sanitizer keeps four shadow bytes for each, the address sanitizer keeps what was freed.
 ANON_GROWTH_KIB = 12288 * (5 if "TSAN_OPTIONS" in os.environ else
                           32 if "ASAN_OPTIONS" in os.environ else 1)
 TICK = 0.02
