@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 import verbena_testing
-from verbena_testing import ADDRESS, FULL, AppTestCase, free_port
+from verbena_testing import ADDRESS, FULL, AppTestCase, free_port, listening
 
 EXAMPLES = "/usr/share/doc/libucx-dev/examples"
 # `rc` is rc_verbs and, to connect its QPs, ud_verbs.
@@ -175,7 +175,13 @@ class Ucx(AppTestCase):
                 program, port = self.example(name), free_port()
                 environment = {**RC, "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
                 server = self.start(program, *server_options, "-p", port, environment=environment)
-                time.sleep(0.5)  # Says nothing when it listens.
+                # Says nothing when it listens, by TCP or by rdma_cm.
+                end = time.monotonic() + 60
+                while not listening(port) and not any(
+                        item["state"] == "listen" and item["source"].endswith(f":{port}")
+                        for item in self.daemon.json("list", "cm_id")):
+                    self.assertTrue(server.running() and time.monotonic() < end, server.describe())
+                    time.sleep(0.05)
                 status, output = self.daemon.run(program, *server_options, "-p", port,
                                                  *client_options, ADDRESS,
                                                  environment=environment, limit=60)

@@ -210,6 +210,7 @@ void Extended(Random& random, const std::string& from, const std::string& to) {
 void Shared(Random& random, const std::string& from, const std::string& to) {
   const Owned<ibv_context> context = OpenDevice(to);
   const Owned<ibv_pd> pd(ibv_alloc_pd(context.get()));
+  Require(pd != nullptr, "ibv_alloc_pd");
   ibv_srq_init_attr init = {nullptr, {kMessages, 1, 0}};
   const Owned<ibv_srq> srq(ibv_create_srq(pd.get(), &init));
   Require(srq != nullptr, "ibv_create_srq");

@@ -25,6 +25,7 @@ class UdEnd {
         pd_(ibv_alloc_pd(context_.get())),
         cq_(ibv_create_cq(context_.get(), 128, nullptr, nullptr, 0)),
         memory_(pd_.get(), 1 << 16) {
+    Require(cq_ != nullptr, "ibv_create_cq");
     ibv_qp_init_attr_ex init = {};
     init.comp_mask = IBV_QP_INIT_ATTR_PD;
     init.pd = pd_.get();

@@ -86,6 +86,7 @@ Owned<ibv_context> OpenDevice(const std::string& simulated) {
 }
 
 Memory::Memory(ibv_pd* pd, size_t bytes, unsigned access) : size_(bytes) {
+  Require(pd != nullptr, "PD");
   void* memory = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   Require(memory != MAP_FAILED, "mmap");

@@ -175,7 +175,9 @@ class Run {
       outcome_.rules.push_back(
           {{"id", rules_[i].id}, {"rule", scenario_.rules[i].fault}, {"hits", rules_[i].hits}});
     }
-    const Reply trace = client_.Request({{"op", "trace"}, {"limit", kMostEvents}});
+    // Tens of thousands of events: a busy machine may take long over them.
+    const Reply trace =
+        client_.Request({{"op", "trace"}, {"limit", kMostEvents}}, -1, 6 * ControlClient::kTimeout);
     outcome_.has_trace = trace.ok();
     outcome_.events = trace.ok() ? ArrayField(trace.json, "events") : Json::array();
     const Reply counters = client_.Request({{"op", "counters"}});
